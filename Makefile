@@ -1,0 +1,40 @@
+# Every target sets up .venv first if it is not there: a fresh machine needs Python, pip and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+setup: $(READY)  ## make .venv with the pinned versions
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(READY)  ## see it work: open gates change nothing, closed gates forget
+	$(BIN)/kvprune demo
+
+test: $(READY)  ## run the tests
+	$(BIN)/python -m pytest
+
+check: $(READY)  ## lint and type-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(READY)  ## format the code in place
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(READY)  ## run every benchmark and keep its numbers in benchmarks/results
+	for script in benchmarks/[a-z]*.py; do \
+	  $(BIN)/python $$script --save || exit 1; done
+
+clean:  ## remove the environment and caches
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,1 @@
+"""Pure tensor maths; nothing here knows of transformers."""
