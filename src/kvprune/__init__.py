@@ -1,1 +1,53 @@
 """Teach a causal language model to forget the tokens that it no longer needs."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from kvprune.version import __version__ as __version__
+
+if TYPE_CHECKING:
+    from kvprune.config import DenseConfig as DenseConfig
+    from kvprune.config import LocalConfig as LocalConfig
+    from kvprune.config import PruningConfig as PruningConfig
+    from kvprune.config import StridedConfig as StridedConfig
+    from kvprune.errors import PruneError as PruneError
+    from kvprune.ops.alpha_sigmoid import alpha_sigmoid as alpha_sigmoid
+    from kvprune.ops.alpha_sigmoid import log_alpha_sigmoid as log_alpha_sigmoid
+    from kvprune.ops.alpha_sigmoid import temperature_sigmoid as temperature_sigmoid
+    from kvprune.ops.timeline import NEVER as NEVER
+    from kvprune.pruned import Pruned as Pruned
+    from kvprune.pruned import Sparsity as Sparsity
+    from kvprune.pruned import attach as attach
+    from kvprune.saving import load as load
+
+# read on first use: torch and transformers take seconds to import, and `kvprune --help` must not
+_HOME = {
+    "attach": "pruned",
+    "Pruned": "pruned",
+    "Sparsity": "pruned",
+    "PruningConfig": "config",
+    "DenseConfig": "config",
+    "LocalConfig": "config",
+    "StridedConfig": "config",
+    "PruneError": "errors",
+    "alpha_sigmoid": "ops.alpha_sigmoid",
+    "log_alpha_sigmoid": "ops.alpha_sigmoid",
+    "temperature_sigmoid": "ops.alpha_sigmoid",
+    "NEVER": "ops.timeline",
+    "load": "saving",
+}
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'kvprune' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"kvprune.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

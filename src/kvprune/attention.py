@@ -1,0 +1,163 @@
+"""The attention function that transformers calls, and its mask."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from kvprune import baselines, host
+from kvprune.config import PruningConfig
+from kvprune.errors import PruneError
+from kvprune.layer import Layer, layer_of
+from kvprune.ops.attend.hard import hard_attention
+from kvprune.ops.attend.soft import SoftOptions, soft_attention
+from kvprune.ops.gate import Gate
+from kvprune.ops.keep.drop import drop_steps, kept_pairs
+from kvprune.ops.timeline import Timeline
+
+
+class Form(NamedTuple):
+    """How the host model shapes its attention."""
+
+    scaling: float
+    dropout: float
+    softcap: float | None
+    sinks: Tensor | None
+    training: bool
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    inner: str = "sdpa",
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Pruned attention for a layer that is attached, `inner` for one that is left alone.
+
+    query: (B, Hq, T, D), key, value: (B, Hkv, T, D) → (B, T, Hq, D)
+    """
+    layer = layer_of(module)
+    if layer is None:
+        extra = {"softcap": softcap, "s_aux": s_aux}
+        kwargs |= {name: value for name, value in extra.items() if value is not None}
+        plain = ALL_ATTENTION_FUNCTIONS.get_interface(inner, host.eager_attention(module))
+        output: tuple[Tensor, Tensor | None] = plain(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+        return output
+    hidden = layer.take_hidden()
+    _check(layer, query, key, attention_mask, kwargs)
+    B, _, T, D = query.shape
+    scaling = D**-0.5 if scaling is None else scaling
+    timeline = layer.settings.timeline(attention_mask, (B, T), query.device)
+    attend = hard if layer.settings.is_hard(module.training) else soft
+    form = Form(scaling, dropout, softcap, s_aux, module.training)
+    out = attend(layer, hidden, query, key, value, timeline, form)
+    return out.transpose(1, 2).contiguous(), None
+
+
+def soft(
+    layer: Layer,
+    hidden: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    timeline: Timeline,
+    form: Form,
+) -> Tensor:
+    """The training path: the gate is soft, and its sparsity can be differentiated."""
+    config, interaction = layer.settings.config, layer.interaction
+    assert isinstance(config, PruningConfig)
+    assert interaction is not None
+    votes = [interaction(hidden)]
+    if config.depth_tied:
+        layer.votes = votes[0]
+        votes = [lower.votes for lower in layer.below if lower.votes is not None] + votes
+    gate = Gate(config.gate, layer.settings.alpha)
+    options = SoftOptions(gate, form.scaling, form.softcap, form.dropout)
+    out, kept = soft_attention(query, key, value, votes, timeline, options, form.sinks)
+    layer.record(kept, timeline, form.training, drop_step=None)
+    return out
+
+
+def hard(
+    layer: Layer,
+    hidden: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    timeline: Timeline,
+    form: Form,
+) -> Tensor:
+    """The evaluation path, and that of the baselines: a token is dropped or it is not."""
+    with torch.no_grad():
+        steps = decide(layer, hidden, timeline)
+        layer.record(kept_pairs(steps, timeline), timeline, form.training, steps)
+    return hard_attention(
+        query, key, value, steps, form.scaling, form.softcap, form.dropout, form.sinks
+    )
+
+
+def decide(layer: Layer, hidden: Tensor, timeline: Timeline) -> Tensor:
+    """The drop step of every token in this layer: (B, T)."""
+    config = layer.settings.config
+    if not isinstance(config, PruningConfig):
+        return baselines.drop_steps(config, timeline)
+    assert layer.interaction is not None
+    q_int, k_int, beta = layer.interaction(hidden)
+    with torch.autocast(hidden.device.type, enabled=False):
+        steps = drop_steps(q_int, k_int, beta, timeline, config.threshold)
+    if config.depth_tied and layer.below:
+        below = layer.below[-1].drop_step
+        assert below is not None
+        steps = torch.minimum(steps, below)
+    return steps
+
+
+def padding_mask(
+    inner: str,
+    mask_function: Any,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> Any:
+    """The mask of a forward pass: the 2-D padding alone for plain causal attention.
+
+    Each pruned layer makes its own n × n truth. Every other kind of mask (sliding layers, packed
+    sequences) is made as `inner` would make it.
+    """
+    if mask_function is causal_mask_function:
+        return attention_mask
+    make = ALL_MASK_ATTENTION_FUNCTIONS[inner]
+    return make(mask_function=mask_function, attention_mask=attention_mask, **kwargs)
+
+
+def _check(
+    layer: Layer, query: Tensor, key: Tensor, mask: Tensor | None, kwargs: dict[str, Any]
+) -> None:
+    if key.shape[2] != query.shape[2]:
+        raise PruneError(
+            f"{layer.name} was given {query.shape[2]} queries and {key.shape[2]} keys: pruning "
+            f"reads whole sequences, not a dense cache; call generate with use_cache=False"
+        )
+    if mask is not None and mask.dim() != 2:
+        raise PruneError(
+            f"{layer.name} was given a {mask.dim()}-D attention mask {tuple(mask.shape)} (a custom "
+            f"mask, or packed sequences); pass a 2-D mask (batch, tokens) of real tokens, "
+            f"and one sequence a row"
+        )
+    if kwargs.get("position_bias") is not None:
+        raise PruneError(
+            f"{layer.name} adds a learned position bias to its attention, which pruning does not "
+            f"support; choose a model with rotary or learned position embeddings"
+        )

@@ -1,0 +1,116 @@
+"""What we know of the host library's models, in one place: names of modules and arguments."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from kvprune.errors import PruneError
+
+# the cache's name among the arguments of an attention module
+CACHE_NAMES = ("past_key_values", "layer_past")
+
+
+@dataclass(frozen=True)
+class Site:
+    """An attention module of a model, and why its layer is left alone if it is."""
+
+    name: str
+    module: nn.Module
+    index: int
+    left_alone: str = ""
+
+
+def find_sites(model: PreTrainedModel) -> list[Site]:
+    """Every causal self-attention module that goes through the AttentionInterface.
+
+    Raises if the model is of a kind that cannot be pruned, and says what would work.
+    """
+    if not isinstance(model, PreTrainedModel):
+        raise PruneError(
+            f"{type(model).__name__} is not a transformers model; pass the PreTrainedModel itself "
+            f"(for a wrapped model, the one inside)"
+        )
+    kind = type(model).__name__
+    if model.config.is_encoder_decoder:
+        raise PruneError(
+            f"{kind} is an encoder-decoder; kvprune prunes decoder-only causal models "
+            f"(AutoModelForCausalLM: GPT-2, Llama, Qwen, ...)"
+        )
+    sites = [
+        Site(name, module, module.layer_idx, _why_left_alone(module))
+        for name, module in model.named_modules()
+        if _uses_interface(module) and isinstance(getattr(module, "layer_idx", None), int)
+    ]
+    if not sites:
+        raise PruneError(
+            f"{kind} has no attention that goes through transformers' AttentionInterface; "
+            f"it needs a causal model whose attention can be set by name, "
+            f"such as GPT-2, Llama, Mistral, Qwen or GPT-NeoX"
+        )
+    if all(site.left_alone == "not causal" for site in sites):
+        raise PruneError(
+            f"{kind} is an encoder: its attention is not causal, and no token is ever past; "
+            f"kvprune prunes causal models (AutoModelForCausalLM: GPT-2, Llama, Qwen, ...)"
+        )
+    if all(site.left_alone for site in sites):
+        reasons = ", ".join(sorted({site.left_alone for site in sites}))
+        raise PruneError(
+            f"nothing to prune in {kind}: every attention layer is {reasons}. kvprune prunes "
+            f"causal layers with full attention; for a model that allows it, set "
+            f"config.sliding_window = None before loading"
+        )
+    return sites
+
+
+def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The input of an attention module: a keyword in Llama, Qwen2, ..., else the first argument."""
+    hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+    assert isinstance(hidden, Tensor)
+    return hidden
+
+
+def cache_of(kwargs: dict[str, Any]) -> Any:
+    """The key-value cache among an attention module's arguments, or None."""
+    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
+
+
+def eager_attention(module: nn.Module) -> Callable[..., Any]:
+    """The plain attention function of the module's own modelling file."""
+    function: Callable[..., Any] = _forward(module).__globals__["eager_attention_forward"]
+    return function
+
+
+def hidden_size(module: nn.Module, config: PreTrainedConfig) -> int:
+    """The width of the attention module's input."""
+    config = getattr(module, "config", config).get_text_config()
+    return int(config.hidden_size)
+
+
+def _forward(module: nn.Module) -> Any:
+    return inspect.unwrap(type(module).forward)
+
+
+def _uses_interface(module: nn.Module) -> bool:
+    code = getattr(_forward(module), "__code__", None)
+    return code is not None and "ALL_ATTENTION_FUNCTIONS" in code.co_names
+
+
+def _why_left_alone(module: nn.Module) -> str:
+    config = getattr(module, "config", None)
+    if getattr(module, "is_cross_attention", False):
+        return "cross-attention"
+    if not getattr(module, "is_causal", True):
+        return "not causal"
+    types = getattr(config, "layer_types", None)
+    index = getattr(module, "layer_idx", 0)
+    if types and index < len(types):
+        kind = types[index]
+        return kind.replace("_", " ") if kind.startswith(("sliding", "chunked")) else ""
+    window = getattr(module, "sliding_window", None) or getattr(config, "sliding_window", None)
+    return "sliding attention" if window else ""

@@ -1,0 +1,38 @@
+"""The learned part: how strongly each token wants each earlier token kept."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Interaction(nn.Module):
+    """Interaction queries and keys of one layer, and its bias β.
+
+    Paper:  s[k, j] = q_int[k]·k_int[j] / √r + β,  q_int = X W_Qint,  k_int = X W_Kint.
+    In float32 at least, whatever the model's dtype or autocast: bfloat16 scores put a 4 % error
+    on a product of 500 gates.
+    """
+
+    def __init__(self, width: int, rank: int, beta: float, device: torch.device | None = None):
+        super().__init__()
+        self.query = nn.Linear(width, rank, bias=False, device=device, dtype=torch.float32)
+        self.key = nn.Linear(width, rank, bias=False, device=device, dtype=torch.float32)
+        self.beta = nn.Parameter(torch.tensor(beta, device=device, dtype=torch.float32))
+        for linear in (self.query, self.key):
+            nn.init.normal_(linear.weight, std=1 / math.sqrt(width))
+
+    @property
+    def rank(self) -> int:
+        return self.query.out_features
+
+    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """q_int / √r, k_int (B, T, R) and β, so that a score is q·k + β."""
+        dtype = torch.promote_types(self.query.weight.dtype, torch.float32)
+        with torch.autocast(hidden.device.type, enabled=False):
+            hidden = hidden.to(dtype)
+            query = F.linear(hidden, self.query.weight.to(dtype)) / math.sqrt(self.rank)
+            return query, F.linear(hidden, self.key.weight.to(dtype)), self.beta.to(dtype)

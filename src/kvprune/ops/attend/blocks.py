@@ -1,0 +1,80 @@
+"""How a long row is cut: queries in blocks, and for each block only the keys still alive."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+# wide enough for full speed of the matrix products, small enough that a block of logits of a
+# dozen heads stays in the last-level cache
+BLOCK = 128
+
+
+def query_blocks(length: int, block: int = BLOCK) -> list[slice]:
+    return [slice(start, min(start + block, length)) for start in range(0, length, block)]
+
+
+def row_groups(x: Tensor) -> Iterator[slice]:
+    """Rows that are worked on together.
+
+    Rows drop different tokens. On a CPU each goes alone and skips exactly what it dropped; on an
+    accelerator they go together and skip what all of them dropped.
+    """
+    size = 1 if x.device.type == "cpu" else x.shape[0]
+    for start in range(0, x.shape[0], size):
+        yield slice(start, start + size)
+
+
+def alive_keys(alive: Tensor) -> Tensor | None:
+    """The indices of the keys alive in some row of alive (B, S); None if all are."""
+    any_row = alive.any(dim=0)
+    return None if bool(any_row.all()) else any_row.nonzero().squeeze(-1)
+
+
+def take(x: Tensor, keys: Tensor | None, stop: int, dim: int) -> Tensor:
+    """Those keys of x along dim, or all before stop: then a view."""
+    return x.narrow(dim, 0, stop) if keys is None else x.index_select(dim, keys)
+
+
+def give(x: Tensor, keys: Tensor | None, stop: int, dim: int, update: Tensor) -> None:
+    """The adjoint of take: add the update to those keys of x, in place."""
+    if keys is None:
+        x.narrow(dim, 0, stop).add_(update)
+    else:
+        x.index_add_(dim, keys, update)
+
+
+def group_heads(q: Tensor, kv_heads: int) -> Tensor:
+    """(B, Hq, Q, D) → (B, Hkv, G·Q, D): query heads that share a key head become its queries."""
+    B, H, Q, D = q.shape
+    return q.reshape(B, kv_heads, H // kv_heads * Q, D)
+
+
+def ungroup_heads(x: Tensor, heads: int) -> Tensor:
+    """(B, Hkv, G·Q, N) → (B, Hq, Q, N), the inverse."""
+    B, kv_heads, GQ, N = x.shape
+    return x.reshape(B, heads, GQ * kv_heads // heads, N)
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def work_dtype(q: Tensor) -> torch.dtype:
+    """The dtype of the matrix products: few CPUs multiply half precision faster than float32."""
+    return torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
+
+
+def softmax_with_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """softmax over the keys of logits (B, Hkv, G·Q, S) and, if any, one sink a query head (Hq,).
+
+    The sink takes its share and gives no value, so its column is not returned.
+    """
+    if sinks is None:
+        return torch.softmax(logits, dim=-1)
+    B, kv_heads, GQ, S = logits.shape
+    column = sinks.to(logits.dtype).view(1, kv_heads, -1, 1, 1)
+    column = column.expand(B, -1, -1, GQ * kv_heads // len(sinks), 1).reshape(B, kv_heads, GQ, 1)
+    return torch.softmax(torch.cat([logits, column], dim=-1), dim=-1)[..., :S]

@@ -1,0 +1,94 @@
+"""Hard attention: each block of queries attends only to the keys still alive for it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kvprune.ops.attend.blocks import (
+    alive_keys,
+    at_least_float32,
+    group_heads,
+    query_blocks,
+    row_groups,
+    softmax_with_sinks,
+    take,
+    ungroup_heads,
+)
+
+
+def hard_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    drop_step: Tensor,
+    scaling: float,
+    softcap: float | None = None,
+    dropout: float = 0.0,
+    sinks: Tensor | None = None,
+    block: int = 256,
+) -> Tensor:
+    """Attention in which query k sees key j iff j ≤ k < drop_step[j].
+
+    The cheaper, the more was dropped; nothing of size T × T. Differentiable in q, k and v.
+    q: (B, Hq, T, D), k, v: (B, Hkv, T, D), drop_step: (B, T) → (B, Hq, T, D)
+    """
+    T, kv_heads = q.shape[2], k.shape[1]
+    plain = softcap is None and sinks is None
+    if plain and bool((drop_step >= T).all()):
+        return _sdpa(q, k, v, None, scaling, dropout, is_causal=T > 1, gqa=q.shape[1] != kv_heads)
+    index = torch.arange(T, device=q.device)
+    groups = []
+    for rows in row_groups(q):
+        outs = []
+        for queries in query_blocks(T, block):
+            stop, step = queries.stop, drop_step[rows, : queries.stop]
+            # a token dropped by the block's first query is invisible to the whole block
+            keys = alive_keys((step > queries.start) | (index[:stop] >= queries.start))
+            step, j = take(step, keys, stop, 1), take(index, keys, stop, 0)
+            now = index[queries, None]
+            # a pad's own column: a softmax over nothing is NaN
+            mask = (j <= now) & (now < step[:, None]) | (j == now)  # (B, Q, S)
+            q_block = group_heads(q[rows, :, queries], kv_heads)
+            mask = mask[:, None].repeat(1, 1, q.shape[1] // kv_heads, 1)  # (B, 1, G·Q, S)
+            k_alive, v_alive = take(k[rows], keys, stop, 2), take(v[rows], keys, stop, 2)
+            if plain:
+                out = _sdpa(q_block, k_alive, v_alive, mask, scaling, dropout)
+            else:
+                out = _eager(q_block, k_alive, v_alive, mask, scaling, dropout, softcap, sinks)
+            outs.append(ungroup_heads(out, q.shape[1]))
+        groups.append(torch.cat(outs, dim=2))
+    return torch.cat(groups)
+
+
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    scaling: float,
+    dropout: float,
+    is_causal: bool = False,
+    gqa: bool = False,
+) -> Tensor:
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scaling, enable_gqa=gqa
+    )
+
+
+def _eager(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    scaling: float,
+    dropout: float,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    logits = at_least_float32(torch.matmul(q * scaling, k.transpose(2, 3)))
+    if softcap is not None:
+        logits = (logits / softcap).tanh() * softcap
+    weights = softmax_with_sinks(logits.where(mask, -torch.inf), sinks).to(v.dtype)
+    return torch.matmul(F.dropout(weights, dropout), v)

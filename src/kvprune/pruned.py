@@ -1,0 +1,251 @@
+"""Attach pruning to a model in place, and take it off again without a trace."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+
+from kvprune import attention, host
+from kvprune.config import Config, PruningConfig, check_alpha
+from kvprune.errors import PruneError
+from kvprune.interaction import Interaction
+from kvprune.layer import Layer, Settings, layer_of, share
+
+log = logging.getLogger(__name__)
+
+
+class Sparsity(NamedTuple):
+    """The share of earlier tokens that were dropped, over all pairs j < k of real tokens."""
+
+    total: float
+    per_layer: Tensor  # (L,)
+
+    def __float__(self) -> float:
+        return self.total
+
+
+def attach(model: PreTrainedModel, config: Config | None = None) -> Pruned:
+    """Put pruning (or a baseline) into every full-attention layer of the model, in place.
+
+    The interaction weights become parameters of the model: they move, train and are sharded with
+    it. Use as a context manager to detach at the end.
+    """
+    config = PruningConfig() if config is None else config
+    if not isinstance(config, Config):
+        raise PruneError(f"{config!r} is no configuration; pass a PruningConfig, LocalConfig, ...")
+    sites = host.find_sites(model)
+    if any(layer_of(module) for module in model.modules()):
+        raise PruneError(f"{type(model).__name__} has pruning attached already; detach it first")
+    _refuse_nan(model)
+    return Pruned(model, config, sites)
+
+
+class Pruned:
+    """A model with pruning attached: its switches, its measurements, and the way back."""
+
+    def __init__(self, model: PreTrainedModel, config: Config, sites: list[host.Site]):
+        self.model, self.config = model, config
+        alpha = config.alpha if isinstance(config, PruningConfig) else float("inf")
+        self._settings = Settings(config, alpha)
+        self.left_alone = {site.name: site.left_alone for site in sites if site.left_alone}
+        if self.left_alone:
+            log.info("left alone: %s", self.left_alone)
+        sites = [site for site in sites if not site.left_alone]
+        self.layers: list[Layer] = []
+        self._hooks: list[Any] = []
+        for site in sites:
+            self._attach_layer(site)
+        self._configs = _own_configs(model, sites)
+
+    def _attach_layer(self, site: host.Site) -> None:
+        interaction = None
+        if isinstance(self.config, PruningConfig):
+            device = next(site.module.parameters()).device
+            width = host.hidden_size(site.module, self.model.config)
+            interaction = Interaction(width, self.config.rank, self.config.beta, device)
+            # a child of the attention module: to(), parameters(), DDP and FSDP see it there
+            site.module.interaction = interaction
+            interaction.train(site.module.training)
+        layer = Layer(site.name, self._settings, interaction, list(self.layers))
+        site.module._kvprune = layer  # type: ignore[assignment]
+        self.layers.append(layer)
+        self._hooks += [
+            site.module.register_forward_pre_hook(layer.before, with_kwargs=True),
+            site.module.register_forward_hook(layer.after),
+        ]
+
+    @property
+    def interactions(self) -> nn.ModuleList:
+        """The learned parts, one a pruned layer: .query, .key, .beta."""
+        return nn.ModuleList(layer.interaction for layer in self.layers if layer.interaction)
+
+    @property
+    def alpha(self) -> float:
+        """α of the gate in train mode; in eval mode the gate is the step function."""
+        return self._settings.alpha
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self._settings.alpha = check_alpha(alpha)
+
+    @property
+    def hard(self) -> bool | None:
+        """Whether tokens are dropped outright; None: in eval mode they are, in training not."""
+        return self._settings.hard
+
+    @hard.setter
+    def hard(self, hard: bool | None) -> None:
+        self._settings.hard = hard
+
+    def sparsity_loss(self) -> Tensor:
+        """L_sparsity / γ of the last training pass: the mean of keep over layers and pairs j < k.
+
+        Paper:  2 / (L n (n−1)) Σ_{ℓ, j<k} keep. Differentiable.
+        """
+        shares = [
+            share(layer.training_kept, layer.training_pairs)
+            for layer in self.layers
+            if layer.training_kept is not None and layer.training_pairs is not None
+        ]
+        if len(shares) < len(self.layers):
+            raise PruneError(
+                "there was no training pass yet; call model.train() and run the model first"
+            )
+        loss = torch.stack([s.to(shares[0].device) for s in shares]).mean()
+        learns = any(p.requires_grad for p in self.interactions.parameters())
+        soft = not self._settings.is_hard(training=True)
+        if torch.is_grad_enabled() and learns and soft and not loss.requires_grad:
+            raise PruneError(
+                "the last training pass kept no gradients: it ran under no_grad or with reentrant "
+                "checkpointing; use gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        return loss
+
+    def sparsity(self) -> Sparsity:
+        """How much the last pass dropped, in all and per layer; of a soft pass, 1 − mean keep."""
+        shares = [
+            share(layer.kept, layer.pairs).cpu()
+            for layer in self.layers
+            if layer.kept is not None and layer.pairs is not None
+        ]
+        if len(shares) < len(self.layers):
+            raise PruneError("the model has not run yet; call model(ids) first")
+        per_layer = 1 - torch.stack(shares)
+        return Sparsity(float(per_layer.mean()), per_layer)
+
+    @torch.no_grad()
+    def trace(self, ids: Tensor | list[int], attention_mask: Tensor | None = None) -> Tensor:
+        """When each token of ids (B, T) or (T,) is dropped: (L, B, T), kvprune.NEVER if it stays.
+
+        The token at that step is the one that dropped it: the whole record of what was forgotten.
+        """
+        ids = torch.as_tensor(ids, device=self.model.device)
+        ids = ids[None] if ids.dim() == 1 else ids
+        with self._evaluating():
+            self.model.base_model(input_ids=ids, attention_mask=attention_mask, use_cache=False)
+        steps = [layer.drop_step for layer in self.layers if layer.drop_step is not None]
+        return torch.stack([step.cpu() for step in steps])
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Eval mode and the hard gate for a while; every module's own mode comes back."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        hard, self._settings.hard = self._settings.hard, True
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self._settings.hard = hard
+            for module, training in modes:
+                module.training = training
+
+    def save(self, path: str | Path) -> Path:
+        """Write the interaction weights and the configuration into the folder; returns the file."""
+        from kvprune.saving import save
+
+        return save(self, path)
+
+    def detach(self) -> PreTrainedModel:
+        """Take everything off: the model is what it was, bit for bit."""
+        for hook in self._hooks:
+            hook.remove()
+        for module in self.model.modules():
+            if layer_of(module):
+                del module._kvprune
+                if isinstance(self.config, PruningConfig):
+                    del module.interaction
+        for module, config in self._configs:
+            module.config = config
+        self._hooks, self._configs = [], []
+        return self.model
+
+    def __enter__(self) -> Pruned:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.detach()
+
+    def __repr__(self) -> str:
+        layers = f"{len(self.layers)} layers"
+        if self.left_alone:
+            layers += f", {len(self.left_alone)} left alone"
+        return f"Pruned({type(self.model).__name__}, {self.config}, {layers})"
+
+
+def _own_configs(
+    model: PreTrainedModel, sites: list[host.Site]
+) -> list[tuple[Any, PreTrainedConfig]]:
+    """Give the model configs of its own that name our attention; returns the old ones.
+
+    A config object may be shared with other models, which must not change.
+    """
+    pruned = {id(site.module.config) for site in sites}
+    configured = [(module, getattr(module, "config", None)) for module in model.modules()]
+    old = [(m, config) for m, config in configured if isinstance(config, PreTrainedConfig)]
+    own = {id(config): copy.copy(config) for _, config in old}
+    for module, config in old:
+        module.config = new = own[id(config)]
+        if id(config) in pruned:
+            new._attn_implementation_internal = _register(config._attn_implementation)
+        for name in config.sub_configs:
+            part = getattr(config, name, None)
+            setattr(new, name, own.get(id(part), part))
+    return old
+
+
+def _register(implementation: str) -> str:
+    """Make our attention known under a name that says what the layers left alone use."""
+    inner = "sdpa" if implementation == "sdpa" else "eager"
+    name = f"kvprune_{inner}"
+    AttentionInterface.register(name, functools.partial(attention.attention, inner=inner))
+    AttentionMaskInterface.register(name, functools.partial(attention.padding_mask, inner))
+    return name
+
+
+def _refuse_nan(model: PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.is_floating_point():
+            continue
+        # one pass and no copy; a NaN or Inf anywhere makes the sum one too
+        if not parameter.detach().sum(dtype=torch.float32).isfinite():
+            raise PruneError(f"{name} holds NaN or Inf; load the model's weights again")

@@ -1,0 +1,290 @@
+"""The contract of attach: switches, measurements, errors, and the way back."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kvprune
+import oracle
+import zoo
+from helpers import random_ids, real_tokens, uneven_gates
+from kvprune import NEVER, PruneError, PruningConfig
+
+
+@pytest.fixture
+def model():
+    return zoo.make("llama")
+
+
+@pytest.fixture
+def pruned(model):
+    pruned = kvprune.attach(model, PruningConfig(rank=8, alpha=1.5))
+    uneven_gates(pruned)
+    return pruned
+
+
+def oracle_keeps(pruned, ids, real=None, alpha=None):
+    """Each layer's keep by the oracle, from the hidden states that the layer really got."""
+    seen = {}
+    hooks = [
+        layer.interaction.register_forward_hook(
+            lambda module, args, output, layer=layer: seen.__setitem__(layer.name, args[0])
+        )
+        for layer in pruned.layers
+    ]
+    with torch.no_grad():
+        pruned.model(ids, attention_mask=None if real is None else real.long(), use_cache=False)
+    for hook in hooks:
+        hook.remove()
+    keeps = []
+    for layer in pruned.layers:
+        x, own = seen[layer.name].double(), layer.interaction.double()
+        with torch.no_grad():
+            args = (own.query(x), own.key(x), own.beta)
+            keeps.append(
+                oracle.hard_keep(*args, real=real)
+                if alpha is None
+                else oracle.soft_keep(*args, alpha, real)
+            )
+        layer.interaction.float()
+    return keeps
+
+
+def test_the_names_of_the_contract(model):
+    pruned = kvprune.attach(model, PruningConfig(rank=16, beta=2.0))
+    assert isinstance(pruned.interactions, torch.nn.ModuleList)
+    assert len(pruned.interactions) == 3
+    for interaction in pruned.interactions:
+        assert interaction.query.weight.shape == interaction.key.weight.shape == (16, 64)
+        assert interaction.query.bias is None
+        assert isinstance(interaction.beta, torch.nn.Parameter)
+        assert interaction.beta.item() == 2.0
+    pruned.alpha = 4.0
+    assert pruned.alpha == 4.0
+    ids = random_ids(2, 20)
+    model.train()
+    model(ids)
+    assert pruned.sparsity_loss().requires_grad
+    assert pruned.sparsity().per_layer.shape == (3,)
+    assert pruned.trace(ids).shape == (3, 2, 20)
+    assert pruned.detach() is model
+
+
+def test_initial_weights():
+    torch.manual_seed(0)
+    model = zoo.make("llama", hidden_size=256, num_attention_heads=4, head_dim=16)
+    weight = kvprune.attach(model, PruningConfig(rank=128)).interactions[0].query.weight
+    assert_close(weight.std(), torch.tensor(256**-0.5), rtol=0.02, atol=0)
+
+
+def test_interactions_are_parameters_of_the_model(model, pruned):
+    own = {id(p) for p in model.parameters()}
+    assert all(id(p) in own for p in pruned.interactions.parameters())
+    model.to(torch.float64)
+    assert pruned.interactions[0].beta.dtype == torch.float64
+
+
+def test_sparsity_loss_is_the_papers(model, pruned):
+    ids = random_ids(2, 24)
+    pruned.hard = False
+    keeps = oracle_keeps(pruned, ids, alpha=1.5)
+    model.train()
+    pruned.hard = None
+    model(ids)
+    want = oracle.sparsity_loss(keeps)
+    assert_close(pruned.sparsity_loss().double(), want, atol=1e-5, rtol=0)
+    n, L = 24, 3
+    printed = sum(k[0].tril(-1).sum() + k[1].tril(-1).sum() for k in keeps)
+    assert_close(want, 2 / (L * n * (n - 1)) * printed / 2)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+def test_sparsity_and_trace_against_the_oracle(model, pruned, padding):
+    ids, real = random_ids(2, 40), real_tokens(2, 40, padding)
+    keeps = oracle_keeps(pruned, ids, real)
+    share = pruned.sparsity()
+    want = torch.tensor(oracle.sparsity(keeps, real))
+    assert_close(share.per_layer, want.float(), atol=1e-6, rtol=0)
+    assert share.total == pytest.approx(float(want.mean()))
+    assert float(share) == share.total
+    assert 0.1 < share.total < 0.95
+    steps = pruned.trace(ids, None if real is None else real.long())
+    k = torch.arange(40)
+    visible = (k[None, :] <= k[:, None]) & (k[:, None] < steps[:, :, None, :])
+    pairs = torch.ones(40, 40, dtype=torch.bool)
+    if real is not None:
+        pairs = pairs & real[:, :, None] & real[:, None]
+    for layer, keep in enumerate(keeps):
+        assert torch.equal(visible[layer] & pairs, keep.bool() & pairs)
+    assert set(steps[steps > 39].tolist()) <= {NEVER}
+
+
+def test_trace_leaves_the_model_as_it_was(model, pruned):
+    model.train()
+    model.model.layers[1].eval()
+    pruned.trace(random_ids(1, 12))
+    assert model.training
+    assert not model.model.layers[1].training
+    assert pruned.hard is None
+    assert torch.equal(pruned.trace([5, 6, 7]), pruned.trace(torch.tensor([[5, 6, 7]])))
+
+
+def test_mode_chooses_the_gate(model, pruned):
+    ids = random_ids(1, 30)
+    with torch.no_grad():
+        hard = model(ids).logits
+        model.train()
+        soft = model(ids).logits
+        pruned.hard = True
+        assert torch.equal(model(ids).logits, hard)
+        pruned.hard = None
+        pruned.alpha = float("inf")
+        assert torch.equal(model(ids).logits, hard)
+        pruned.alpha = 1.5
+        model.eval()
+        pruned.hard = False
+        assert torch.equal(model(ids).logits, soft)
+    assert (hard - soft).abs().max() > 0.1
+
+
+def test_depth_tied(model):
+    pruned = kvprune.attach(model, PruningConfig(rank=8, alpha=1.5, depth_tied=True))
+    uneven_gates(pruned)
+    ids = random_ids(2, 40)
+    steps = pruned.trace(ids)
+    assert (steps[1:] <= steps[:-1]).all()
+    assert (steps[1:] < steps[:-1]).any()
+    keeps = oracle.depth_tied(oracle_keeps(pruned, ids))
+    model.eval()(ids)
+    assert_close(
+        pruned.sparsity().per_layer.double(), torch.tensor(oracle.sparsity(keeps)).double(),
+        atol=1e-6, rtol=0,
+    )  # fmt: skip
+    pruned.hard = False
+    keeps = oracle.depth_tied(oracle_keeps(pruned, ids, alpha=1.5))
+    assert_close(1 - pruned.sparsity().total, float(oracle.sparsity_loss(keeps)), atol=1e-5, rtol=0)
+
+
+def test_protected_tokens_and_threshold(model):
+    def steps(**options):
+        with kvprune.attach(model, PruningConfig(rank=8, **options)) as pruned:
+            uneven_gates(pruned)
+            return pruned.trace(random_ids(2, 40))
+
+    plain = steps()
+    assert (steps(protect_first=3)[..., :3] == NEVER).all()
+    assert (plain[..., :3] < NEVER).any()
+    distance = steps(protect_recent=5) - torch.arange(40)
+    assert int(distance.min()) == 6
+    assert int((plain - torch.arange(40)).min()) == 1
+    shares = [(steps(threshold=t) < NEVER).float().mean() for t in (-2.0, 0.0, 2.0)]
+    assert shares[0] < shares[1] < shares[2]
+
+
+def test_a_copy_of_an_attached_model_stands_alone(model, pruned):
+    model.train()
+    ids = random_ids(2, 20)
+    model(ids, labels=ids).loss.backward()
+    twin = copy.deepcopy(model).eval()
+    want = twin(ids).logits
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+    assert torch.equal(twin(ids).logits, want)
+
+
+def test_other_models_with_the_same_config_do_not_change():
+    first = zoo.make("gpt2")
+    second = type(first)(first.config).eval()
+    kvprune.attach(first)
+    assert second.config._attn_implementation == "sdpa"
+    second(random_ids(1, 8))
+
+
+def test_attached_model_saves_and_loads_as_a_plain_one(model, pruned, tmp_path):
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    assert again.config._attn_implementation == "sdpa"
+    assert "kvprune" not in (tmp_path / "config.json").read_text()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_reentrant_checkpointing_is_refused(model, pruned, enabled):
+    model.train()
+    if enabled:
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+        model.enable_input_require_grads()
+    ids = random_ids(2, 16)
+    if not enabled:
+        model(ids, use_cache=False)
+        assert pruned.sparsity_loss().requires_grad
+        return
+    model(ids, use_cache=False)
+    with pytest.raises(PruneError, match="use_reentrant"):
+        pruned.sparsity_loss()
+    with torch.no_grad():
+        assert 0 < pruned.sparsity_loss() < 1
+
+
+def test_attaching_twice(model, pruned):
+    with pytest.raises(PruneError, match="attached already"):
+        kvprune.attach(model)
+    pruned.detach()
+    kvprune.attach(model).detach()
+
+
+def test_detaching_twice_is_harmless(model, pruned):
+    pruned.detach()
+    pruned.detach()
+    assert not hasattr(model.model.layers[0].self_attn, "interaction")
+
+
+def test_measuring_before_running(pruned):
+    with pytest.raises(PruneError, match="not run yet"):
+        pruned.sparsity()
+    with pytest.raises(PruneError, match="no training pass"):
+        pruned.sparsity_loss()
+
+
+def test_changing_the_attention_while_attached(model, pruned):
+    model.set_attn_implementation("eager")
+    with pytest.raises(PruneError, match="after attach"):
+        model(random_ids(1, 8))
+
+
+def test_nan_in_weights(model):
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
+    with pytest.raises(PruneError, match=r"layers\.1\.mlp\.up_proj\.weight"):
+        kvprune.attach(model)
+
+
+def test_masks_that_are_refused(model, pruned):
+    ids = random_ids(1, 8)
+    with pytest.raises(PruneError, match="4-D"):
+        model(ids, attention_mask=torch.zeros(1, 1, 8, 8))
+    with pytest.raises(PruneError, match="packed"):
+        model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), use_cache=False)
+
+
+def test_not_a_transformers_model():
+    with pytest.raises(PruneError, match="Linear is not a transformers model"):
+        kvprune.attach(torch.nn.Linear(2, 2))
+    with pytest.raises(PruneError, match="no configuration"):
+        kvprune.attach(zoo.make("gpt2"), {"rank": 4})
+
+
+def test_alpha_must_be_one(pruned):
+    for bad in (0.5, float("nan"), "4"):
+        with pytest.raises(PruneError, match="alpha"):
+            pruned.alpha = bad
+
+
+def test_a_single_token(model, pruned):
+    for mode in (model.eval, model.train):
+        mode()
+        model(random_ids(2, 1))
+        assert pruned.sparsity().total == 0
+    assert pruned.sparsity_loss().isfinite()
