@@ -190,7 +190,7 @@ class Pruned:
                 if isinstance(self.config, PruningConfig):
                     del module.interaction
         for module, config in self._configs:
-            module.config = config
+            setattr(module, "config", config)  # noqa: B010
         self._hooks, self._configs = [], []
         return self.model
 
@@ -214,7 +214,7 @@ class Pruned:
 
 def _own_configs(
     model: PreTrainedModel, sites: list[host.Site]
-) -> list[tuple[Any, PreTrainedConfig]]:
+) -> list[tuple[nn.Module, PreTrainedConfig]]:
     """Give the model configs of its own that name our attention; returns the old ones.
 
     A config object may be shared with other models, which must not change.
@@ -224,7 +224,8 @@ def _own_configs(
     old = [(m, config) for m, config in configured if isinstance(config, PreTrainedConfig)]
     own = {id(config): copy.copy(config) for _, config in old}
     for module, config in old:
-        module.config = new = own[id(config)]
+        new = own[id(config)]
+        setattr(module, "config", new)  # noqa: B010
         if id(config) in pruned:
             new._attn_implementation_internal = _register(config._attn_implementation)
         for name in config.sub_configs:

@@ -1,0 +1,43 @@
+"""The command line: one thin file a command, and nothing heavy imported before it is needed."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from kvprune.cli.demo import demo
+from kvprune.errors import PruneError
+from kvprune.version import __version__
+
+app = typer.Typer(
+    help="Teach a causal language model to forget the tokens that it no longer needs.",
+    no_args_is_help=True,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"kvprune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_version, is_eager=True, help="Print the version and leave."
+    ),
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run a command; a PruneError is the user's to mend: one line on stderr, exit code 2."""
+    try:
+        app()
+    except PruneError as error:
+        print(f"kvprune: {error}", file=sys.stderr)
+        sys.exit(2)
