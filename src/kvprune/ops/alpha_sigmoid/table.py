@@ -44,15 +44,15 @@ class GateTable(NamedTuple):
 def gate_table(kind: str, alpha: float) -> GateTable:
     """The table of σ_α(x) for kind "alpha", of σ(alpha · x) for kind "temperature"."""
     if kind == "alpha":
-        return _alpha_table(check_alpha(alpha))
+        return alpha_table(check_alpha(alpha))
     if kind == "temperature":
-        table = _alpha_table(1.0)
+        table = alpha_table(1.0)
         return table._replace(scale=table.scale / check_temperature(1 / alpha))
     raise PruneError(f'the gate is called {kind!r}, which is unknown; use "alpha" or "temperature"')
 
 
 @functools.lru_cache(maxsize=8)
-def _alpha_table(alpha: float) -> GateTable:
+def alpha_table(alpha: float) -> GateTable:
     a = alpha - 1
     a = STEP if a == math.inf else max(a, LOGISTIC)
     # the gate is straight for y well under 2^−a·min(a, 1), and only x = 0 gives y < a·2^−149
