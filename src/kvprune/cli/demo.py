@@ -32,7 +32,9 @@ def _show(result: Run) -> None:
     from rich.text import Text
 
     console = Console()
-    console.print(f"\n[bold]A {result.model}[/], random weights, {result.texts} texts as one batch.")
+    console.print(
+        f"\n[bold]A {result.model}[/], random weights, {result.texts} texts as one batch."
+    )
     console.print(
         f"Open gates (β = 1000): logits differ by at most "
         f"[bold]{result.open_difference:.1e}[/]; after detach by {result.detached_difference:.0e}."
@@ -51,7 +53,9 @@ def _show(result: Run) -> None:
         )
     console.print(table)
 
-    console.print(f"\nWhat each layer still holds at the end of a text (β = {result.shown_beta:g}):")
+    console.print(
+        f"\nWhat each layer still holds at the end of a text (β = {result.shown_beta:g}):"
+    )
     for layer, kept in enumerate(result.kept):
         line = Text(f"  layer {layer}  ", style="cyan")
         for letter, stays in zip(result.text, kept, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import torch
@@ -65,6 +66,36 @@ def at_least_float32(x: Tensor) -> Tensor:
 def work_dtype(q: Tensor) -> torch.dtype:
     """The dtype of the matrix products: few CPUs multiply half precision faster than float32."""
     return torch.promote_types(q.dtype, torch.float32) if q.device.type == "cpu" else q.dtype
+
+
+class Scratch:
+    """Memory for one large product at a time, kept from block to block.
+
+    Fresh memory costs a page fault every 4 KB, and leaves holes that add to the peak.
+    """
+
+    def __init__(self) -> None:
+        self.memory: Tensor | None = None
+
+    def product(self, a: Tensor, b: Tensor) -> Tensor:
+        """a @ b in float32 at least; valid until the next call. a: (B, H, M, K), b: (B, H, K, N)"""
+        B, H, M, _ = a.shape
+        shape = (B * H, M, b.shape[-1])
+        if a.dtype in (torch.float16, torch.bfloat16):
+            return torch.matmul(a, b).float()
+        size = math.prod(shape)
+        if self.memory is None or len(self.memory) < size:
+            self.memory = a.new_empty(size)
+        out = self.memory[:size].view(shape)
+        torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out)
+        return out.view(B, H, *shape[1:])
+
+
+def softmax_with_sinks_(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """The same in place of logits, for a backward pass written by hand."""
+    if sinks is None:
+        return torch.softmax(logits, dim=-1, out=logits)
+    return logits.copy_(softmax_with_sinks(logits, sinks))
 
 
 def softmax_with_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:

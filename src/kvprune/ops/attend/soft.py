@@ -11,13 +11,14 @@ from torch.autograd.function import once_differentiable
 
 from kvprune.ops.attend.blocks import (
     BLOCK,
+    Scratch,
     alive_keys,
     at_least_float32,
     give,
     group_heads,
     query_blocks,
     row_groups,
-    softmax_with_sinks,
+    softmax_with_sinks_,
     take,
     ungroup_heads,
     work_dtype,
@@ -81,8 +82,9 @@ class _SoftAttention(torch.autograd.Function):
         blocks = query_blocks(T, options.block)
         # what each block starts from; with it the backward pass can redo any block by itself
         carries = flat[0].new_zeros(len(blocks), len(votes), B, T)
+        scratch = (Scratch(),)
         for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, timeline, options, seed, rows)
+            row = _Row(q, k, v, sinks, votes, timeline, options, seed, rows, scratch)
             for i, block in enumerate(blocks):
                 part = row.recompute(block, carries[i, :, rows])
                 out[rows, :, block] = row.output(part)
@@ -102,8 +104,9 @@ class _SoftAttention(torch.autograd.Function):
         sinks_grad = None if sinks is None else torch.zeros_like(at_least_float32(sinks))
         vote_grads = [tuple(torch.zeros_like(x) for x in layer) for layer in votes]
         blocks = query_blocks(q.shape[2], ctx.options.block)
+        scratch = (Scratch(), Scratch())
         for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, ctx.timeline, ctx.options, ctx.seed, rows)
+            row = _Row(q, k, v, sinks, votes, ctx.timeline, ctx.options, ctx.seed, rows, scratch)
             # d loss / d carry after the block at hand, a layer of votes each
             carry_grad = [torch.zeros_like(carries[0, 0, rows]) for _ in votes]
             for i, block in reversed(list(enumerate(blocks))):
@@ -129,7 +132,7 @@ class _Part:
     scores: list[Tensor]  # (B, Q, S), a layer of votes each
     bias: Tensor  # log keep, (B, Q, S)
     carry: Tensor  # log keep after the block, (layers of votes, B, T)
-    weights: Tensor  # softmax, (B, Hkv, G·Q, S)
+    weights: Tensor  # softmax, (B, Hkv, G·Q, S); lives until the next block is computed
     tanh: Tensor | None  # soft-capped logits / softcap, as weights
 
     def keep_sum(self, clock: Tensor) -> Tensor:
@@ -153,13 +156,14 @@ class _Row:
         options: SoftOptions,
         seed: int,
         rows: slice,
+        scratch: tuple[Scratch, ...],
     ):
         dtype = work_dtype(q)
         self.q = q[rows].to(dtype)
         self.k, self.v = k[rows].to(dtype), v[rows].to(dtype)
         self.sinks, self.votes, self.rows = sinks, votes, rows
         self.time, self.options, self.seed = timeline.rows(rows), options, seed
-        self.heads, self.kv_heads = q.shape[1], k.shape[1]
+        self.heads, self.kv_heads, self.scratch = q.shape[1], k.shape[1], scratch
 
     def recompute(self, block: slice, carry: Tensor) -> _Part:
         options, time, stop = self.options, self.time, block.stop
@@ -189,13 +193,13 @@ class _Row:
         assert bias is not None
 
         q = group_heads(self.q[:, :, block] * options.scaling, self.kv_heads)
-        logits = at_least_float32(torch.matmul(q, take(self.k, keys, stop, 2).transpose(2, 3)))
+        logits = self.scratch[0].product(q, take(self.k, keys, stop, 2).transpose(2, 3))
         tanh = None
         if options.softcap is not None:
             tanh = (logits / options.softcap).tanh_()
-            logits = tanh * options.softcap
+            torch.mul(tanh, options.softcap, out=logits)
         ungroup_heads(logits, self.heads).add_(bias[:, None])
-        weights = softmax_with_sinks(logits, self.sinks)
+        weights = softmax_with_sinks_(logits, self.sinks)
         return _Part(block, keys, scores, bias, carry, weights, tanh)
 
     def dropped(self, part: _Part) -> Tensor | None:
@@ -222,20 +226,23 @@ class _Row:
         weights, stop, dtype = part.weights, block.stop, self.v.dtype
         grad_out = group_heads(grad_out.to(dtype), self.kv_heads)
         values = take(self.v, keys, stop, 2)
-        grad_weights = at_least_float32(torch.matmul(grad_out, values.transpose(2, 3)))
+        grad_weights = self.scratch[1].product(grad_out, values.transpose(2, 3))
         factors = self.dropped(part)
         used = weights
         if factors is not None:
             used, grad_weights = weights * factors, grad_weights.mul_(factors)
         give(grad_v, keys, stop, 2, torch.matmul(used.transpose(2, 3).to(dtype), grad_out))
 
-        grad_logits = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_logits = grad_weights
+        torch._softmax_backward_data(
+            grad_weights, weights, -1, weights.dtype, grad_input=grad_logits
+        )
         bias_grad = ungroup_heads(grad_logits, self.heads).sum(1)
         if sinks_grad is not None:
             # the softmax's gradients sum to 0 over the keys and the sink
             sinks_grad -= ungroup_heads(grad_logits, self.heads).sum((0, 2, 3))
         if part.tanh is not None:
-            grad_logits = grad_logits * (1 - part.tanh.square())
+            grad_logits *= 1 - part.tanh.square()
         grad_logits = grad_logits.to(dtype)
         q = group_heads(self.q[:, :, block] * options.scaling, self.kv_heads)
         grad_block = torch.matmul(grad_logits, take(self.k, keys, stop, 2))

@@ -1,0 +1,138 @@
+"""What does pruning cost in fine-tuning? A whole step against dense SDPA, and memory by length."""
+
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import harness
+
+PRECISIONS = ["float32", "bfloat16"]
+LENGTHS = [2048, 4096, 8192]
+# of the plain n × n form, which needs 20 GB at 8192
+PLAIN_LENGTHS = [1024, 2048, 4096]
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--layers", type=int, help="fewer layers than GPT-2 small's 12")
+    parser.add_argument("--peak", nargs=2, metavar=("FORM", "N"), help="used by the script itself")
+    args = parser.parse_args()
+    if args.peak:
+        print(peak_of_one_layer(args.peak[0], int(args.peak[1])))
+        return
+    layers = args.layers or (1 if args.quick else 12)
+    ratios, rows, details = {}, [], {"layers": layers}
+    for precision in PRECISIONS:
+        repeats = 3 if precision == "float32" else 2
+        for alpha, seconds in steps(precision, layers, repeats, args.quick).items():
+            ratio = harness.ratio(seconds["ours"], seconds["dense"])
+            rows.append([f"step, {precision}, {alpha}", ratio, "dense step"])
+            if alpha == "α = 1":
+                ratios[f"step_{precision}"] = ratio
+            details[f"seconds_{precision}_{alpha}"] = seconds
+    for form, lengths in (("ours", LENGTHS), ("plain", PLAIN_LENGTHS)):
+        if form == "plain" and args.quick:
+            continue
+        peaks = {n: peak(form, n) for n in lengths}
+        details[f"peak_bytes_{form}"] = peaks
+        for n in lengths[:-1]:
+            growth = peaks[2 * n] / peaks[n]
+            rows.append([f"peak memory, {form}, {n} → {2 * n}", growth, f"{peaks[n] / 1e6:.0f} MB"])
+            if form == "ours":
+                ratios[f"memory_{n}_to_{2 * n}"] = growth
+    harness.report(args, ratios, ["what", "ratio", "of"], rows, details)
+
+
+def steps(precision: str, layers: int, repeats: int, quick: bool) -> dict[str, dict]:
+    """Seconds of forward and backward of a GPT-2-small-shaped model, dense and pruned in turn.
+
+    α = 1 is the dearest: no gate is ever exactly 0, so no key can be skipped.
+    """
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import kvprune
+
+    length, batch = (256 if precision == "bfloat16" else 512, 1) if quick else (1024, 2)
+    torch.manual_seed(0)
+    # dropout in the attention would take dense SDPA off its fast path
+    config = GPT2Config(n_layer=layers, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
+    config.vocab_size = 4096 if quick else config.vocab_size
+    models = {name: GPT2LMHeadModel(config).train() for name in ("dense", "ours")}
+    pruned = kvprune.attach(models["ours"], kvprune.PruningConfig())
+    ids = torch.randint(config.vocab_size, (batch, length))
+    autocast = nullcontext
+    if precision == "bfloat16":
+        autocast = lambda: torch.autocast("cpu", dtype=torch.bfloat16)  # noqa: E731
+
+    def dense() -> None:
+        with autocast():
+            loss = models["dense"](ids, labels=ids).loss
+        loss.backward()
+        models["dense"].zero_grad()
+
+    def ours() -> None:
+        with autocast():
+            loss = models["ours"](ids, labels=ids).loss
+        (loss + 0.3 * pruned.sparsity_loss()).backward()
+        models["ours"].zero_grad()
+
+    result = {}
+    # half precision is emulated on most CPUs and takes minutes: the one α that decides
+    for alpha in [1.0] if precision == "bfloat16" else [1.0, 8.0]:
+        pruned.alpha = alpha
+        calls = {"dense": dense, "ours": ours}
+        result[f"α = {alpha:g}"] = harness.interleave(repeats, calls, warmup=1)
+    return result
+
+
+def peak(form: str, length: int) -> float:
+    """Peak bytes that a layer needs beyond its inputs, in a process of its own."""
+    command = [sys.executable, __file__, "--peak", form, str(length)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def peak_of_one_layer(form: str, length: int) -> float:
+    """Forward and backward of one layer of 12 heads of 64, rank 64, at α = 1."""
+    import torch
+
+    from kvprune.ops.attend.soft import SoftOptions, soft_attention
+    from kvprune.ops.gate import Gate
+    from kvprune.ops.timeline import make_timeline
+
+    def run(n: int, measure: bool) -> float:
+        q, k, v = (torch.randn(1, 12, n, 64, requires_grad=True) for _ in range(3))
+        q_int, k_int = (torch.randn(1, n, 64, requires_grad=True) for _ in range(2))
+        beta = torch.tensor(2.0, requires_grad=True)
+        before = resident("VmRSS")
+        if measure:
+            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+        if form == "ours":
+            timeline = make_timeline(None, (1, n), torch.device("cpu"))
+            options = SoftOptions(Gate("alpha", 1.0), 0.125)
+            out, kept = soft_attention(q, k, v, [(q_int / 8, k_int, beta)], timeline, options)
+        else:
+            past = torch.ones(n, n, dtype=torch.bool).tril(-1)
+            scores = (q_int / 8) @ k_int.mT + beta
+            votes = torch.nn.functional.logsigmoid(scores).where(past, 0.0)
+            log_keep = votes.cumsum(1).where(past | torch.eye(n, dtype=torch.bool), -torch.inf)
+            logits = q @ k.mT * 0.125 + log_keep[:, None]
+            out, kept = torch.softmax(logits, -1) @ v, log_keep.exp().sum()
+        (out.sum() + kept.sum()).backward()
+        return resident("VmHWM") - before
+
+    run(256, measure=False)  # compilation and thread pools are not the layer's
+    return run(length, measure=True)
+
+
+def resident(field: str) -> float:
+    """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
+    lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    main()
