@@ -49,7 +49,7 @@ def errors(gate: Callable, x: Tensor, alpha: float) -> tuple[float, float]:
 
 def main() -> None:
     args = arguments(__doc__).parse_args()
-    count, repeats = (1 << 17, 3) if args.quick else (4_000_000, 3)
+    count, repeats = (1 << 16, 3) if args.quick else (4_000_000, 3)
     random = torch.Generator().manual_seed(0)
     gates = {"kvprune": table_gate, "entmax": entmax_gate}
     ratios, rows, details = {}, [], {"elements": count, "repeats": repeats}

@@ -141,7 +141,8 @@ def _solve(y, z, a):
     return roots
 
 
-# contract allows a·b+c in one instruction; reordering or finite-math flags would lose −∞ and NaN
+# contract allows a·b+c in one instruction; the other flags of fastmath let the compiler assume
+# that −∞ and NaN do not occur, or reorder sums that are exact in this order
 device = njit(forceinline=True, fastmath={"contract"})
 
 
