@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import torch
@@ -17,13 +16,17 @@ def query_blocks(length: int, block: int = BLOCK) -> list[slice]:
     return [slice(start, min(start + block, length)) for start in range(0, length, block)]
 
 
+def group_size(x: Tensor) -> int:
+    return 1 if x.device.type == "cpu" else x.shape[0]
+
+
 def row_groups(x: Tensor) -> Iterator[slice]:
     """Rows that are worked on together.
 
     Rows drop different tokens. On a CPU each goes alone and skips exactly what it dropped; on an
     accelerator they go together and skip what all of them dropped.
     """
-    size = 1 if x.device.type == "cpu" else x.shape[0]
+    size = group_size(x)
     for start in range(0, x.shape[0], size):
         yield slice(start, start + size)
 
@@ -74,21 +77,19 @@ class Scratch:
     Fresh memory costs a page fault every 4 KB, and leaves holes that add to the peak.
     """
 
-    def __init__(self) -> None:
-        self.memory: Tensor | None = None
+    def __init__(self, q: Tensor, block: int):
+        _, H, T, _ = q.shape
+        # the largest at once: growing would hold the old and the new together
+        self.memory = q.new_empty(group_size(q) * H * min(block, T) * T, dtype=work_dtype(q))
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """a @ b in float32 at least; valid until the next call. a: (B, H, M, K), b: (B, H, K, N)"""
-        B, H, M, _ = a.shape
-        shape = (B * H, M, b.shape[-1])
         if a.dtype in (torch.float16, torch.bfloat16):
             return torch.matmul(a, b).float()
-        size = math.prod(shape)
-        if self.memory is None or len(self.memory) < size:
-            self.memory = a.new_empty(size)
-        out = self.memory[:size].view(shape)
+        B, H, M, _ = a.shape
+        out = self.memory[: B * H * M * b.shape[-1]].view(B * H, M, -1)
         torch.bmm(a.flatten(0, 1), b.flatten(0, 1), out=out)
-        return out.view(B, H, *shape[1:])
+        return out.view(B, H, M, -1)
 
 
 def softmax_with_sinks_(logits: Tensor, sinks: Tensor | None) -> Tensor:

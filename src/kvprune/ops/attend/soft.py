@@ -82,7 +82,7 @@ class _SoftAttention(torch.autograd.Function):
         blocks = query_blocks(T, options.block)
         # what each block starts from; with it the backward pass can redo any block by itself
         carries = flat[0].new_zeros(len(blocks), len(votes), B, T)
-        scratch = (Scratch(),)
+        scratch = (Scratch(q, options.block),)
         for rows in row_groups(q):
             row = _Row(q, k, v, sinks, votes, timeline, options, seed, rows, scratch)
             for i, block in enumerate(blocks):
@@ -104,7 +104,7 @@ class _SoftAttention(torch.autograd.Function):
         sinks_grad = None if sinks is None else torch.zeros_like(at_least_float32(sinks))
         vote_grads = [tuple(torch.zeros_like(x) for x in layer) for layer in votes]
         blocks = query_blocks(q.shape[2], ctx.options.block)
-        scratch = (Scratch(), Scratch())
+        scratch = (Scratch(q, ctx.options.block), Scratch(q, ctx.options.block))
         for rows in row_groups(q):
             row = _Row(q, k, v, sinks, votes, ctx.timeline, ctx.options, ctx.seed, rows, scratch)
             # d loss / d carry after the block at hand, a layer of votes each
