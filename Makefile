@@ -38,3 +38,4 @@ bench: $(READY)  ## run every benchmark and keep its numbers in benchmarks/resul
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +

@@ -46,13 +46,8 @@ class Run:
 
 def run(seed: int = 0) -> Run:
     """Read a left-padded batch of texts with open and with ever more closed gates."""
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=256, n_embd=128, n_layer=4, n_head=4, n_positions=256,
-        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
-    )  # fmt: skip
-    model = GPT2LMHeadModel(config).eval()
-    ids, mask = _bytes(TEXTS)
+    model = small_model(seed)
+    ids, mask = text_ids(TEXTS)
     with torch.no_grad():
         dense = model(ids, attention_mask=mask).logits
         pruned = attach(model, PruningConfig(rank=RANK, beta=1000.0))
@@ -76,7 +71,17 @@ def run(seed: int = 0) -> Run:
     )
 
 
-def _bytes(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+def small_model(seed: int) -> GPT2LMHeadModel:
+    """A GPT-2 that reads bytes, with random weights."""
+    torch.manual_seed(seed)
+    config = GPT2Config(
+        vocab_size=256, n_embd=128, n_layer=4, n_head=4, n_positions=256,
+        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+    )  # fmt: skip
+    return GPT2LMHeadModel(config).eval()
+
+
+def text_ids(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
     """Texts as their bytes, padded on the left: ids and mask, (B, T)."""
     rows = [list(text.encode()) for text in texts]
     longest = max(map(len, rows))

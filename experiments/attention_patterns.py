@@ -1,0 +1,71 @@
+"""The paper's Fig. attention: who may see whom, dense, local, strided and pruned, as one SVG.
+
+    python experiments/attention_patterns.py            writes docs/figures/patterns.svg
+
+The first three are the baselines' masks. The last is layer 1 of the demo's untrained model reading
+a sentence: its pattern is real, its taste is not.
+"""
+
+from pathlib import Path
+
+import torch
+
+from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig, attach
+from kvprune.baselines import drop_steps
+from kvprune.demo import TEXTS, small_model, text_ids
+from kvprune.ops.timeline import make_timeline
+
+OUT = Path(__file__).parent.parent / "docs/figures/patterns.svg"
+CELL, GAP, TOP = 4.2, 26, 30
+STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #334155 }
+  .seen { fill: #2563eb } .gone { fill: #e2e8f0 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #cbd5e1 } .seen { fill: #60a5fa } .gone { fill: #1e293b } }
+"""
+
+
+def main() -> None:
+    ids, _ = text_ids(TEXTS[:1])
+    T = ids.shape[1]
+    timeline = make_timeline(None, (1, T), torch.device("cpu"))
+    panels = {
+        "dense": drop_steps(DenseConfig(), timeline)[0],
+        "local, window 12": drop_steps(LocalConfig(12), timeline)[0],
+        "strided, stride 8": drop_steps(StridedConfig(8), timeline)[0],
+    }
+    with attach(small_model(0), PruningConfig(rank=16, beta=1.4)) as pruned:
+        panels["pruned by votes"] = pruned.trace(ids)[1, 0]
+    side = T * CELL
+    parts = [panel(name, step, i * (side + GAP)) for i, (name, step) in enumerate(panels.items())]
+    width = len(panels) * (side + GAP) - GAP
+    svg = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {side + TOP:.0f}" '
+        f'width="{width:.0f}" role="img" aria-label="Which earlier tokens each token sees">'
+        f"<style>{STYLE}</style>{''.join(parts)}</svg>\n"
+    )
+    OUT.parent.mkdir(parents=True, exist_ok=True)
+    OUT.write_text(svg)
+    print(OUT)
+
+
+def panel(name: str, step: torch.Tensor, x: float) -> str:
+    """Query k is a row, key j a column: seen while j ≤ k < drop_step[j]."""
+    T = len(step)
+    kept = sum(min(int(s), T) - j for j, s in enumerate(step.clamp(max=NEVER)))
+    share = 1 - kept / (T * (T + 1) / 2)
+    label = name if share < 0.005 else f"{name} ({share:.0%} gone)"
+    drawn = [f'<text x="{x:.1f}" y="18">{label}</text>']
+    for j, s in enumerate(step.tolist()):
+        stop = min(s, T)
+        for css, first, last in (("seen", j, stop), ("gone", stop, T)):
+            if last > first:
+                drawn.append(
+                    f'<rect class="{css}" x="{x + j * CELL:.1f}" y="{TOP + first * CELL:.1f}" '
+                    f'width="{CELL - 0.6:.1f}" height="{(last - first) * CELL - 0.6:.1f}"/>'
+                )
+    return "".join(drawn)
+
+
+if __name__ == "__main__":
+    main()
