@@ -199,7 +199,7 @@ class SlotTable:
         if self.load_factor < self.min_load:
             self.pack()
         # a tenth of slack below `roomy`'s own: growth and shrinkage never chase each other
-        if roomy(self.width) <= 0.9 * self.capacity:
+        if roomy(self.width) < 0.9 * self.capacity:
             self._resize(roomy(self.width))
 
     def pack(self) -> None:

@@ -25,6 +25,8 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 # slots that stay in the first-level cache while the query heads of a group take turns
 BLOCK = 32
 
+NOBODY = torch.zeros(1, 0)
+
 
 @torch.no_grad()
 def decode(
@@ -52,60 +54,72 @@ def decode(
     table.reserve(S + 1)
     B, Hq, _, D = query.shape  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
     H, G, Dv = key.shape[1], Hq // key.shape[1], value.shape[-1]
-    active = torch.ones(B, dtype=torch.bool) if active is None else active
-    none = torch.zeros(B, 0)
-    q_int, k_int = (none, none) if votes is None else (votes.query_int, votes.key_int)
-    rules = Votes(none, none, 0.0) if votes is None else votes
+    rules = votes or Votes(NOBODY.expand(B, 0), NOBODY.expand(B, 0), 0.0)
+    on = np.ones(B, np.bool_) if active is None else array(active)
 
-    kept = torch.empty(B, dtype=torch.int64)
-    dropped = torch.empty(B, S, dtype=torch.int64)
-    moves = torch.empty(B, S + 1, 2, dtype=torch.int64)  # slot left, slot taken; −1 ends the list
-    p = torch.empty(B, H, G, S + 1)
-    output = torch.empty(B, H, G, Dv)
+    kept = np.empty(B, np.int64)
+    dropped = np.empty((B, S), np.int64)
+    moves = np.empty((B, S + 1, 2), np.int64)  # slot left, slot taken; −1 ends the list
+    p = np.empty((B, H, G, S + 1), np.float32)
+    output = np.empty((B, H, G, Dv), np.float32)
     with torch_threads():
         vote_and_drop(
-            array(q_int.float()),
-            array(k_int.float()),
+            array(rules.query_int.float()),
+            array(rules.key_int.float()),
             array(token),
-            array(active),
-            array(none.bool() if also_drop is None else also_drop),
+            on,
+            np.empty((B, 0), np.bool_) if also_drop is None else array(also_drop),
             np.float32(rules.beta),
             np.float32(rules.threshold),
             rules.protect_first,
             rules.protect_recent,
-            *map(array, (table.key_int, table.token, table.valid)),
-            *map(array, (kept, moves, dropped)),
+            array(table.key_int),
+            array(table.token),
+            array(table.valid),
+            kept,
+            moves,
+            dropped,
         )
         insert_and_attend(
-            array(query.reshape(B, H, G, D).float() * scaling),
-            array(key.reshape(B, H, D).to(table.keys.dtype)),
-            array(value.reshape(B, H, Dv).to(table.values.dtype)),
-            array(active),
+            array(query.float().view(B, H, G, D)),
+            array(key.to(table.keys.dtype).view(B, H, D)),
+            array(value.to(table.values.dtype).view(B, H, Dv)),
+            on,
+            np.float32(scaling),
             np.float32(softcap or 0.0),
-            array(kept),
-            array(moves),
-            *map(array, (table.keys, table.values, p, output)),
+            kept,
+            moves,
+            array(table.keys),
+            array(table.values),
+            p,
+            output,
         )
     for name, new in (extra or {}).items():
-        _follow(table.columns[name], new, active, kept, moves)
-    table.width = table.longest = int((kept + active).max())
+        follow(table.columns[name], new, *map(torch.from_numpy, (on, kept, moves)))
+    table.width = table.longest = int((kept + on).max(initial=0))
     table.consolidate()
     return Decoded(
-        output.reshape(B, Hq, 1, Dv).to(query.dtype),
-        dropped,
-        p.reshape(B, Hq, S + 1)[..., : table.width] if weights else None,
+        torch.from_numpy(output).view(B, Hq, 1, Dv).to(query.dtype),
+        torch.from_numpy(dropped),
+        torch.from_numpy(p).view(B, Hq, S + 1)[..., : table.width] if weights else None,
     )
 
 
 def array(x: Tensor) -> np.ndarray:
-    return x.detach().contiguous().view(DTYPES.get(x.dtype, x.dtype)).numpy()
+    x = x.detach().contiguous()
+    return (x.view(DTYPES[x.dtype]) if x.dtype == torch.bfloat16 else x).numpy()
 
 
 @contextmanager
 def torch_threads() -> Iterator[None]:
     """As many threads as torch has been given, for this call only."""
-    before, most = numba.get_num_threads(), numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(torch.get_num_threads(), most))
+    before = numba.get_num_threads()
+    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+    mine = min(torch.get_num_threads(), most)
+    if mine == before:
+        yield
+        return
+    numba.set_num_threads(mine)
     try:
         yield
     finally:
@@ -172,7 +186,7 @@ def vote_and_drop(
 
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def insert_and_attend(
-    query, new_key, new_value, active, softcap, kept, moves, keys, values, p, output
+    query, new_key, new_value, active, scaling, softcap, kept, moves, keys, values, p, output
 ):
     """Each key head: carry out the moves, store the new token, attend to the row's prefix."""
     B, H, G, _ = query.shape
@@ -193,11 +207,11 @@ def insert_and_attend(
             v[slot] = v[source]
             m += 1
         k[kept[b]], v[kept[b]] = new_key[b, h], new_value[b, h]
-        attend(query[b, h], k, v, kept[b] + 1, softcap, p[b, h], output[b, h])
+        attend(query[b, h], k, v, kept[b] + 1, scaling, softcap, p[b, h], output[b, h])
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def attend(query, k, v, n, softcap, p, output):
+def attend(query, k, v, n, scaling, softcap, p, output):
     """One key head: its G queries take turns on each block of slots while it is in the cache."""
     G = query.shape[0]  # query: (G, D), k: (S, D), v: (S, Dv), p: (G, S), output: (G, Dv)
     block = n if G == 1 else BLOCK
@@ -206,7 +220,7 @@ def attend(query, k, v, n, softcap, p, output):
             stop = min(start + block, n)
             dots(p[g, start:stop], query[g], k[start:stop])
     for g in range(G):
-        softmax(p[g, :n], softcap)
+        softmax(p[g, :n], scaling, softcap)
         p[g, n:] = 0
         output[g] = 0
     for start in range(0, n, block):
@@ -216,9 +230,11 @@ def attend(query, k, v, n, softcap, p, output):
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def softmax(p, softcap):
-    """Logits become weights, in place."""
+def softmax(p, scaling, softcap):
+    """Dot products become weights, in place."""
     n = len(p)
+    for j in range(n):
+        p[j] *= scaling
     if softcap > 0:
         for j in range(n):
             p[j] = math.tanh(p[j] / softcap) * softcap
@@ -274,7 +290,7 @@ def add_values(out, p, v):
             out[d] += p[j] * widen(v[j, d])
 
 
-def _follow(column: Tensor, new: Tensor, active: Tensor, kept: Tensor, moves: Tensor) -> None:
+def follow(column: Tensor, new: Tensor, active: Tensor, kept: Tensor, moves: Tensor) -> None:
     """An extra column goes where its tokens went."""
     moving = (moves[:, :, 0] >= 0).cumprod(1).bool()  # (B, S + 1), up to the first −1
     rows = moving.nonzero()[:, 0]
