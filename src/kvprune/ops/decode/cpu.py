@@ -60,7 +60,7 @@ def decode(
     kept = np.empty(B, np.int64)
     dropped = np.empty((B, S), np.int64)
     moves = np.empty((B, S + 1, 2), np.int64)  # slot left, slot taken; −1 ends the list
-    p = np.empty((B, H, G, S + 1), np.float32)
+    p = np.empty((B, H, G, S + 1 if weights else 0), np.float32)
     output = np.empty((B, H, G, Dv), np.float32)
     with torch_threads():
         vote_and_drop(
@@ -207,7 +207,10 @@ def insert_and_attend(
             v[slot] = v[source]
             m += 1
         k[kept[b]], v[kept[b]] = new_key[b, h], new_value[b, h]
-        attend(query[b, h], k, v, kept[b] + 1, scaling, softcap, p[b, h], output[b, h])
+        n = kept[b] + 1
+        # nobody asked for the weights: they live in a few hundred bytes, hot in the cache
+        weights = p[b, h] if p.shape[3] else np.empty((G, n), np.float32)
+        attend(query[b, h], k, v, n, scaling, softcap, weights, output[b, h])
 
 
 @njit(cache=True, fastmath=FASTMATH)
