@@ -138,7 +138,7 @@ class SlotTable:
         B, T = token.shape  # key: (B, H, T, D), value: (B, H, T, Dv), key_int: (B, T, R)
         key_int = key.new_empty(B, T, 0) if key_int is None else key_int
         new = {"keys": key, "values": value, "key_int": key_int, "token": token, **extra}
-        self._check(new)
+        self.check(new)
         if T == 0:
             return
         if valid is None:
@@ -256,7 +256,8 @@ class SlotTable:
                 new.narrow(axis, S, capacity - S).zero_()
                 self.columns[name] = new
 
-    def _check(self, new: Mapping[str, Tensor]) -> None:
+    def check(self, new: Mapping[str, Tensor]) -> None:
+        """New tokens bring one tensor for each column but `valid`, of the right shape."""
         if missing := self.columns.keys() - {"valid"} ^ new.keys():
             raise PruneError(
                 f"push and the table differ in the columns {sorted(missing)}; pass a tensor for "

@@ -240,12 +240,40 @@ def test_the_cpu_backend_packs_what_it_is_given():
     table.remove(torch.tensor([[True, False, True, False, False, False, False, False]]))
     assert not table.packed
     query, new = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    # packing moves token 7 while the mask speaks of the slot where it was
+    options = {"also_drop": table.get().token == 7, "scaling": 0.25}
     plain = table.clone()
-    got = decode(table, query, new, new, torch.tensor([8]), scaling=0.25, backend="cpu")
-    want = decode(plain, query, new, new, torch.tensor([8]), scaling=0.25, backend="reference")
+    got = decode(table, query, new, new, torch.tensor([8]), backend="cpu", **options)
+    want = decode(plain, query, new, new, torch.tensor([8]), backend="reference", **options)
     torch.testing.assert_close(got.output, want.output)
     assert table.packed
-    assert held(table) == held(plain) == [{1, 3, 4, 5, 6, 7, 8}]
+    assert held(table) == held(plain) == [{1, 3, 4, 5, 6, 8}]
+
+
+@every_backend
+def test_takes_the_views_that_a_model_makes(backend, dtype):
+    """Heads split off one fused projection, as GPT-2 has it, need not be contiguous."""
+    fused = torch.randn(3, 1, 3 * 32, requires_grad=True).to(dtype)
+    heads = [x.view(3, 1, 2, 16).transpose(1, 2) for x in fused.split(32, dim=2)]
+    got = decode(SlotTable(3, 2, 16, dtype=dtype), *heads, torch.arange(3), scaling=1.0,
+                 backend=backend)  # fmt: skip
+    assert got.output.equal(heads[2].detach())
+
+
+@every_backend
+def test_refuses_what_does_not_fit(backend, dtype):
+    x, token = torch.ones(2, 2, 1, 16, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    table = SlotTable(2, 2, 16, dtype=dtype, extra={"score": ()})
+    with pytest.raises(PruneError, match="score"):
+        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+    table = SlotTable(2, 2, 16, rank=4, dtype=dtype)
+    with pytest.raises(PruneError, match="key_int"):
+        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+    with pytest.raises(PruneError, match="also_drop"):
+        decode(table, x, x, x, token, scaling=1.0, also_drop=torch.ones(2, 1) > 0, backend=backend)
+    with pytest.raises(PruneError, match="3 query heads"):
+        decode(table, torch.ones(2, 3, 1, 16), x, x, token, scaling=1.0, backend=backend)
+    assert table.width == 0
 
 
 def test_memory_comes_back():

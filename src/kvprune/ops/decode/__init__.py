@@ -44,4 +44,15 @@ def decode(
             f"the cpu backend cannot read {table.keys.dtype} on {table.keys.device}; "
             f"use 'reference', or a table on the cpu in one of {list(cpu.DTYPES)}"
         )
+    also_drop = options.get("also_drop")
+    if also_drop is not None and also_drop.shape != (table.rows, table.width):
+        raise PruneError(
+            f"also_drop has the shape {tuple(also_drop.shape)}; it must be that of the table's "
+            f"slots before the step, {(table.rows, table.width)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise PruneError(
+            f"{query.shape[1]} query heads cannot share {key.shape[1]} key heads evenly; "
+            f"check num_key_value_heads in the model's config"
+        )
     return IMPLEMENTATIONS[name](table, query, key, value, token, **options)

@@ -49,12 +49,15 @@ def decode(
     Rows are dense prefixes before and after: a loser's slot goes to the row's last token, so
     uneven rows cost neither masked reads nor a consolidation.
     """
-    table.pack()
-    S = table.width
-    table.reserve(S + 1)
     B, Hq, _, D = query.shape  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
     H, G, Dv = key.shape[1], Hq // key.shape[1], value.shape[-1]
     rules = votes or Votes(NOBODY.expand(B, 0), NOBODY.expand(B, 0), 0.0)
+    extra = extra or {}
+    new = {"keys": key, "values": value, "key_int": rules.key_int[:, None], "token": token[:, None]}
+    table.check({**new, **extra})
+    also_drop = packed(table, also_drop)
+    S = table.width
+    table.reserve(S + 1)
     on = np.ones(B, np.bool_) if active is None else array(active)
 
     kept = np.empty(B, np.int64)
@@ -81,9 +84,9 @@ def decode(
             dropped,
         )
         insert_and_attend(
-            array(query.float().view(B, H, G, D)),
-            array(key.to(table.keys.dtype).view(B, H, D)),
-            array(value.to(table.values.dtype).view(B, H, Dv)),
+            array(query.float().reshape(B, H, G, D)),
+            array(key.to(table.keys.dtype).reshape(B, H, D)),
+            array(value.to(table.values.dtype).reshape(B, H, Dv)),
             on,
             np.float32(scaling),
             np.float32(softcap or 0.0),
@@ -94,8 +97,8 @@ def decode(
             p,
             output,
         )
-    for name, new in (extra or {}).items():
-        follow(table.columns[name], new, *map(torch.from_numpy, (on, kept, moves)))
+    for name, x in extra.items():
+        follow(table.columns[name], x, *map(torch.from_numpy, (on, kept, moves)))
     table.width = table.longest = int((kept + on).max(initial=0))
     table.consolidate()
     return Decoded(
@@ -103,6 +106,17 @@ def decode(
         torch.from_numpy(dropped),
         torch.from_numpy(p).view(B, Hq, S + 1)[..., : table.width] if weights else None,
     )
+
+
+def packed(table: SlotTable, mask: Tensor | None) -> Tensor | None:
+    """Pack the table; a mask over its slots rides along as one more column."""
+    if mask is None or table.packed:
+        table.pack()
+        return mask
+    table.columns["mask"] = table.valid.new_zeros(table.valid.shape)
+    table.columns["mask"][:, : table.width] = mask
+    table.pack()
+    return table.columns.pop("mask")[:, : table.width]
 
 
 def array(x: Tensor) -> np.ndarray:
