@@ -1,0 +1,272 @@
+"""SlotTable: where one layer keeps the tokens that it has not dropped."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvprune.errors import PruneError
+
+HEAD_MAJOR = ("keys", "values")
+
+
+class Slots(NamedTuple):
+    """What `get` returns: views of the first S slots of every row, good until the next change."""
+
+    keys: Tensor  # (B, H, S, D)
+    values: Tensor  # (B, H, S, Dv)
+    key_int: Tensor  # (B, S, R)
+    token: Tensor  # (B, S), the number of the token in the slot
+    valid: Tensor  # (B, S), False where the slot is free
+
+
+def roomy(slots: int) -> int:
+    """A capacity with an eighth to spare: a resize is then paid for by the pushes before it."""
+    return -(-(slots + slots // 8) // 16) * 16
+
+
+class SlotTable:
+    """A batch of rows of slots; tokens take the leftmost free slot and leave for good.
+
+    Paper, "Efficient Memory Allocation": push, get, remove, and
+        load factor = tokens of the longest row / width,   width = highest slot in use + 1,
+    with a consolidation whenever it falls below `min_load`. Attention reads a set, so tokens
+    are free to move between slots: `token` says who sits where, and order means nothing.
+
+    `columns` holds every per-slot tensor at full capacity, `valid` and the caller's `extra`
+    ones (name → trailing shape, float32) included, and each follows every operation.
+    """
+
+    def __init__(
+        self,
+        rows: int,
+        heads: int,
+        head_dim: int,
+        *,
+        value_dim: int | None = None,
+        rank: int = 0,
+        extra: Mapping[str, tuple[int, ...]] | None = None,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        min_load: float = 0.9,
+    ) -> None:
+        value_dim = head_dim if value_dim is None else value_dim
+        B, H, f32 = rows, heads, torch.float32
+
+        def empty(*shape: int, dtype: torch.dtype) -> Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        self.min_load = min_load
+        self.columns = {
+            "keys": empty(B, H, 0, head_dim, dtype=dtype),
+            "values": empty(B, H, 0, value_dim, dtype=dtype),
+            "key_int": empty(B, 0, rank, dtype=f32),
+            "token": empty(B, 0, dtype=torch.int64),
+            "valid": empty(B, 0, dtype=torch.bool),
+        }
+        for name, shape in (extra or {}).items():
+            self.columns[name] = empty(B, 0, *shape, dtype=f32)
+        # known to the host, so that `get` and most of `push` need not wait for the device
+        self.width = 0
+        self.longest = 0
+        self.packed = True
+
+    @property
+    def keys(self) -> Tensor:
+        return self.columns["keys"]
+
+    @property
+    def values(self) -> Tensor:
+        return self.columns["values"]
+
+    @property
+    def key_int(self) -> Tensor:
+        return self.columns["key_int"]
+
+    @property
+    def token(self) -> Tensor:
+        return self.columns["token"]
+
+    @property
+    def valid(self) -> Tensor:
+        return self.columns["valid"]
+
+    @property
+    def rows(self) -> int:
+        return self.valid.shape[0]
+
+    @property
+    def capacity(self) -> int:
+        return self.valid.shape[1]
+
+    @property
+    def kept(self) -> Tensor:
+        return self.valid[:, : self.width].sum(1)  # (B,)
+
+    @property
+    def load_factor(self) -> float:
+        return self.longest / self.width if self.width else 1.0
+
+    @property
+    def nbytes(self) -> int:
+        return sum(column.untyped_storage().nbytes() for column in self.columns.values())
+
+    def get(self) -> Slots:
+        S = self.width
+        by_slot = (self.key_int, self.token, self.valid)
+        return Slots(self.keys[:, :, :S], self.values[:, :, :S], *(x[:, :S] for x in by_slot))
+
+    @torch.no_grad()
+    def push(
+        self,
+        key: Tensor,
+        value: Tensor,
+        key_int: Tensor | None,
+        token: Tensor,
+        valid: Tensor | None = None,
+        **extra: Tensor,
+    ) -> None:
+        """Give each new token the leftmost free slot of its row; where `valid` is False, none.
+
+        Of the first `longest + T` slots at least T are free in every row, so nothing beyond
+        them is ever taken and the new width is known before the slots are.
+        """
+        B, T = token.shape  # key: (B, H, T, D), value: (B, H, T, Dv), key_int: (B, T, R)
+        key_int = key.new_empty(B, T, 0) if key_int is None else key_int
+        new = {"keys": key, "values": value, "key_int": key_int, "token": token, **extra}
+        self.check(new)
+        if T == 0:
+            return
+        if valid is None:
+            longest = self.longest + T
+            self.reserve(longest)
+            taken = self.valid[:, :longest].byte()
+            rows = torch.arange(B, device=token.device)[:, None]
+            source = torch.arange(T, device=token.device)
+            # of equals, argmin gives the first and a stable sort keeps the order
+            slots = (
+                taken.argmin(1, keepdim=True)
+                if T == 1
+                else taken.argsort(stable=True, dim=1)[:, :T]
+            )  # (B, T)
+        else:
+            count = valid.sum(1)
+            longest = int((self.kept + count).max())
+            self.reserve(longest)
+            free = ~self.valid[:, :longest]
+            # nonzero walks row by row and both masks hold the same number in a row: they pair up
+            rows, source = valid.nonzero(as_tuple=True)
+            slots = (free & (free.cumsum(1) <= count[:, None])).nonzero(as_tuple=True)[1]
+        for name, x in new.items():
+            column = self._by_slot(name)
+            x = x.transpose(1, 2) if name in HEAD_MAJOR else x
+            column[rows, slots] = x[rows, source].to(column.dtype)
+        self.valid[rows, slots] = True
+        self.longest = longest
+        self.width = max(self.width, longest)
+
+    def remove(self, mask: Tensor) -> None:
+        """Free the slots where `mask` (B, S), shaped like `get().valid`, is True."""
+        self.valid[:, : self.width] &= ~mask
+        self._measure()
+        self.consolidate()
+
+    def release(self, rows: Tensor) -> None:
+        """Empty whole rows, by index or by mask; the batch keeps its shape."""
+        self.valid[rows] = False
+        self._measure()
+        self.consolidate()
+
+    def select(self, rows: Tensor) -> None:
+        """Row i becomes what row `rows[i]` was: reorders, repeats or leaves out rows (beams)."""
+        with torch.inference_mode(False), torch.no_grad():
+            for name, column in self.columns.items():
+                self.columns[name] = column.index_select(0, rows)
+        self._measure()
+        self.consolidate()
+
+    def repeat(self, times: int) -> None:
+        """Every row `times` times, copies side by side, like `repeat_interleave`."""
+        rows = torch.arange(self.rows, device=self.valid.device)
+        self.select(rows.repeat_interleave(times))
+
+    def consolidate(self) -> None:
+        """Pack when the load factor is too low; give memory back when there is much too much."""
+        if self.load_factor < self.min_load:
+            self.pack()
+        # a tenth of slack below `roomy`'s own: growth and shrinkage never chase each other
+        if roomy(self.width) < 0.9 * self.capacity:
+            self._resize(roomy(self.width))
+
+    def pack(self) -> None:
+        """Make every row a dense prefix: its last tokens move into its holes, the rest stay."""
+        if self.packed:
+            return
+        valid = self.valid[:, : self.width]
+        prefix = torch.arange(self.width, device=valid.device) < self.kept[:, None]  # (B, S)
+        # a row has as many tokens beyond its prefix as holes in it, so the two lists pair up
+        rows, source = (valid & ~prefix).nonzero(as_tuple=True)
+        slots = (prefix & ~valid).nonzero(as_tuple=True)[1]
+        for name in self.columns:
+            column = self._by_slot(name)
+            column[rows, slots] = column[rows, source]
+        self.valid[rows, source] = False
+        self.packed, self.width = True, self.longest
+
+    def reserve(self, slots: int) -> None:
+        if slots > self.capacity:
+            self._resize(roomy(slots))
+
+    def clone(self) -> SlotTable:
+        return copy.deepcopy(self)
+
+    def to(self, device: torch.device | str) -> SlotTable:
+        """Move every column, in place like a module's `to`."""
+        self.columns = {name: column.to(device) for name, column in self.columns.items()}
+        return self
+
+    def _by_slot(self, name: str) -> Tensor:
+        column = self.columns[name]
+        return column.transpose(1, 2) if name in HEAD_MAJOR else column  # (B, S, ...)
+
+    def _measure(self) -> None:
+        """Read width, longest and packed off `valid`, with one wait for the device."""
+        valid = self.valid[:, : self.width]
+        if not valid.numel():
+            self.width, self.longest, self.packed = 0, 0, True
+            return
+        slot = torch.arange(1, self.width + 1, device=valid.device)
+        kept, top = valid.sum(1), (valid * slot).amax(1)  # (B,), (B,)
+        width, longest, holes = torch.stack((top.max(), kept.max(), (top - kept).max())).tolist()
+        self.width, self.longest, self.packed = width, longest, holes == 0
+
+    def _resize(self, capacity: int) -> None:
+        S = self.width
+        with torch.inference_mode(False), torch.no_grad():
+            for name, old in self.columns.items():
+                axis = 2 if name in HEAD_MAJOR else 1
+                shape = (*old.shape[:axis], capacity, *old.shape[axis + 1 :])
+                new = torch.empty(shape, dtype=old.dtype, device=old.device)
+                new.narrow(axis, 0, S).copy_(old.narrow(axis, 0, S))
+                # a mask hides a number but not a NaN (0 × NaN = NaN), so no slot stays unwritten
+                new.narrow(axis, S, capacity - S).zero_()
+                self.columns[name] = new
+
+    def check(self, new: Mapping[str, Tensor]) -> None:
+        """New tokens bring one tensor for each column but `valid`, of the right shape."""
+        if missing := self.columns.keys() - {"valid"} ^ new.keys():
+            raise PruneError(
+                f"push and the table differ in the columns {sorted(missing)}; pass a tensor for "
+                f"each of {sorted(self.columns.keys() - {'valid'})}"
+            )
+        T = new["token"].shape[1]
+        for name, x in new.items():
+            axis = 2 if name in HEAD_MAJOR else 1
+            shape = self.columns[name].shape
+            want = (*shape[:axis], T, *shape[axis + 1 :])
+            if x.shape != want:
+                raise PruneError(f"{name} has the shape {tuple(x.shape)}; this table needs {want}")

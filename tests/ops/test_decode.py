@@ -1,0 +1,312 @@
+"""Every decode implementation does what a loop over rows, tokens and heads does."""
+
+import math
+
+import pytest
+import torch
+
+from kvprune.errors import PruneError
+from kvprune.ops.decode import Votes, available, best_backend, decode
+from kvprune.slots import SlotTable
+from unwritten import poisoned
+
+# float32 noise; for half precisions the rounding of the output and of torch's attention weights
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
+
+
+class Oracle:
+    """The slowest obvious version: a dict of tokens a row, float64, one head at a time."""
+
+    def __init__(self, rows):
+        self.rows = [{} for _ in range(rows)]  # token number → (key, value, key_int)
+
+    def step(self, query, key, value, token, active, scaling, votes, softcap=None, also=()):
+        B, Hq = query.shape[:2]
+        G = Hq // key.shape[1]
+        output, left = torch.empty(B, Hq, value.shape[-1], dtype=torch.float64), []
+        for b, row in enumerate(self.rows):
+            now = int(token[b])
+            left.append({t for t in row if active[b] and self.loses(row, t, now, b, votes, also)})
+            for t in left[b]:
+                del row[t]
+            if active[b]:
+                row[now] = (key[b, :, 0], value[b, :, 0], votes and votes.key_int[b])
+            seen = list(row.values()) if active[b] else [(key[b, :, 0], value[b, :, 0], None)]
+            k = torch.stack([x[0] for x in seen]).double()  # (n, H, D)
+            v = torch.stack([x[1] for x in seen]).double()
+            for h in range(Hq):
+                logit = k[:, h // G] @ query[b, h, 0].double() * scaling
+                if softcap:
+                    logit = softcap * torch.tanh(logit / softcap)
+                output[b, h] = logit.softmax(0) @ v[:, h // G]
+        return output[:, :, None], left
+
+    @staticmethod
+    def loses(row, t, now, b, votes, also):
+        if (b, t) in also:
+            return True
+        if votes is None or t < votes.protect_first or now - t <= votes.protect_recent:
+            return False
+        score = float(votes.query_int[b].double() @ row[t][2].double())
+        return score / math.sqrt(len(row[t][2])) + votes.beta <= votes.threshold
+
+
+def held(table):
+    return [set(t[ok].tolist()) for t, ok in zip(table.token, table.valid, strict=True)]
+
+
+def leavers(decoded):
+    return [set(row.tolist()) - {-1} for row in decoded.dropped]
+
+
+def check_contents(table, oracle):
+    """Slot by slot, what the table holds is bit for bit what was inserted."""
+    for b, row in enumerate(oracle.rows):
+        for s in table.valid[b].nonzero()[:, 0].tolist():
+            key, value, key_int = row[int(table.token[b, s])]
+            assert table.keys[b, :, s].equal(key)
+            assert table.values[b, :, s].equal(value)
+            assert key_int is None or table.key_int[b, s].equal(key_int)
+
+
+def run(backend, dtype, steps, B=3, H=2, G=1, D=16, Dv=None, R=8, seed=0, idle=0.0, **rules):
+    """Many steps in sequence, each compared; returns the table and how many tokens left it."""
+    random = torch.Generator().manual_seed(seed)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=random)
+
+    Dv = Dv or D
+    softcap = rules.pop("softcap", None)
+    voting = rules.pop("voting", True)
+    gone = 0
+    with poisoned():
+        table, oracle = SlotTable(B, H, D, value_dim=Dv, rank=R, dtype=dtype), Oracle(B)
+        seen = torch.zeros(B, dtype=torch.int64)
+        for _ in range(steps):
+            query, key = randn(B, H * G, 1, D).to(dtype), randn(B, H, 1, D).to(dtype)
+            value = randn(B, H, 1, Dv).to(dtype)
+            votes = Votes(randn(B, R), randn(B, R), **{"beta": 2.0, **rules}) if voting else None
+            active = torch.rand(B, generator=random) >= idle
+            options = {"votes": votes, "scaling": D**-0.5, "softcap": softcap}
+            got = decode(
+                table, query, key, value, seen, backend=backend,
+                active=active if idle else None, **options,
+            )  # fmt: skip
+            want, left = oracle.step(query, key, value, seen, active, **options)
+            assert got.output.dtype == dtype
+            torch.testing.assert_close(
+                got.output.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+            )
+            assert leavers(got) == left
+            assert held(table) == [set(row) for row in oracle.rows]
+            gone += sum(map(len, left))
+            seen = seen + active
+        check_contents(table, oracle)
+    assert table.longest == max(map(len, oracle.rows))
+    return table, gone
+
+
+def dtypes(backend):
+    return [torch.float32, torch.bfloat16] + [torch.float16] * (backend == "reference")
+
+
+BACKENDS = [(backend, dtype) for backend in available() for dtype in dtypes(backend)]
+every_backend = pytest.mark.parametrize(("backend", "dtype"), BACKENDS)
+
+
+@every_backend
+@pytest.mark.parametrize("D", [16, 63, 64, 80])
+@pytest.mark.parametrize(("B", "G", "R"), [(1, 1, 1), (3, 3, 8), (5, 1, 64), (2, 3, 64)])
+def test_odd_shapes(backend, dtype, D, B, G, R):
+    _, gone = run(backend, dtype, 14, B=B, G=G, D=D, R=R, beta=1.0, seed=D + B)
+    assert gone
+
+
+@every_backend
+def test_several_hundred_steps(backend, dtype):
+    table, gone = run(backend, dtype, 300, B=2, H=1, G=3, beta=2.0, idle=0.1)
+    assert gone > 300
+    assert table.longest > 50
+
+
+@every_backend
+def test_rows_that_lose_everything(backend, dtype):
+    table, _ = run(backend, dtype, 20, beta=-100.0)
+    assert table.kept.tolist() == [1, 1, 1]
+
+
+@every_backend
+def test_idle_rows_change_nothing(backend, dtype):
+    table, _ = run(backend, dtype, 40, idle=0.5, beta=1.0)
+    none, _ = run(backend, dtype, 3, idle=1.0)
+    assert table.kept.max() > 1
+    assert none.kept.tolist() == [0, 0, 0]
+
+
+@every_backend
+def test_protected_tokens_stay(backend, dtype):
+    table, gone = run(backend, dtype, 40, beta=-100.0, protect_first=3, protect_recent=4)
+    # a vote at a distance of exactly protect_recent does not count
+    assert held(table) == [{0, 1, 2, 35, 36, 37, 38, 39}] * 3
+    assert gone
+
+
+@every_backend
+def test_a_score_at_the_threshold_drops(backend, dtype):
+    table, one = SlotTable(2, 1, 16, rank=4, dtype=dtype), torch.ones(2, 1, 1, 16, dtype=dtype)
+    for t, beta in enumerate([0.0, 1e-3 - 2, -2.0]):
+        votes = Votes(torch.ones(2, 4), torch.ones(2, 4), torch.tensor(beta))
+        decode(table, one, one, one, torch.full((2,), t), votes=votes, scaling=1.0, backend=backend)
+        # q·k/√r = 2
+        assert held(table) == [{2} if beta == -2 else set(range(t + 1))] * 2
+    votes = Votes(torch.ones(2, 4), torch.ones(2, 4), 0.0, threshold=2.0)
+    decode(table, one, one, one, torch.full((2,), 3), votes=votes, scaling=1.0, backend=backend)
+    assert held(table) == [{3}, {3}]
+
+
+@every_backend
+@pytest.mark.parametrize("softcap", [None, 0.5, 30.0])
+def test_softcap_and_values_of_another_width(backend, dtype, softcap):
+    run(backend, dtype, 30, G=3, D=16, Dv=24, softcap=softcap)
+
+
+@every_backend
+def test_without_votes_nothing_leaves(backend, dtype):
+    table, gone = run(backend, dtype, 50, R=0, voting=False)
+    assert gone == 0
+    assert table.kept.tolist() == [50, 50, 50]
+
+
+@every_backend
+@pytest.mark.parametrize("voting", [True, False])
+def test_the_caller_can_drop_too(backend, dtype, voting):
+    table, oracle = SlotTable(3, 2, 16, rank=4 * voting, dtype=dtype), Oracle(3)
+    for t in range(40):
+        x, query = torch.randn(3, 2, 1, 16).to(dtype), torch.randn(3, 4, 1, 16).to(dtype)
+        votes = Votes(torch.randn(3, 4), torch.randn(3, 4), 3.0, protect_first=2)
+        options = {"votes": votes if voting else None, "scaling": 0.25}
+        slots = table.get()
+        also_drop = (torch.rand(slots.valid.shape) < 0.03) & slots.valid
+        also = {(b, int(slots.token[b, s])) for b, s in also_drop.nonzero().tolist()}
+        token, active = torch.full((3,), t), torch.tensor([True, True, t % 3 > 0])
+        got = decode(
+            table, query, x, x, token, active=active, also_drop=also_drop, backend=backend,
+            **options,
+        )  # fmt: skip
+        want, left = oracle.step(query, x, x, token, active, also=also, **options)
+        assert leavers(got) == left
+        assert held(table) == [set(row) for row in oracle.rows]
+        torch.testing.assert_close(
+            got.output.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
+        )
+
+
+@every_backend
+def test_weights_and_extra_columns_follow_their_tokens(backend, dtype):
+    """Summed by slot, the attention that tokens received equals the sum by token (as H2O does)."""
+    table = SlotTable(3, 2, 16, dtype=dtype, extra={"received": ()})
+    received = [{} for _ in range(3)]
+    for t in range(50):
+        key, query = torch.randn(3, 2, 1, 16).to(dtype), torch.randn(3, 4, 1, 16).to(dtype)
+        active = torch.tensor([True, t % 4 > 0, True])
+        slots = table.get()
+        also_drop = (torch.rand(slots.valid.shape) < 0.05) & slots.valid
+        got = decode(
+            table, query, key, key, torch.full((3,), t), scaling=0.25, also_drop=also_drop,
+            active=active, weights=True, extra={"received": torch.zeros(3, 1)}, backend=backend,
+        )  # fmt: skip
+        slots = table.get()
+        p = got.weights.sum(1)  # (B, S)
+        assert p.shape == slots.valid.shape
+        torch.testing.assert_close(p.sum(1), active * 4.0)
+        table.columns["received"][:, : table.width] += p
+        again = (got.weights.view(3, 2, 2, -1) @ slots.values.float()).view(3, 4, 1, 16)
+        torch.testing.assert_close(got.output[active], again.to(dtype)[active])
+        for b in active.nonzero()[:, 0].tolist():
+            for s in slots.valid[b].nonzero()[:, 0].tolist():
+                number = int(slots.token[b, s])
+                received[b][number] = received[b].get(number, 0.0) + float(p[b, s])
+    for b in range(3):
+        for s in slots.valid[b].nonzero()[:, 0].tolist():
+            want = received[b][int(slots.token[b, s])]
+            assert float(table.columns["received"][b, s]) == pytest.approx(want, abs=1e-5)
+
+
+def test_the_cpu_backend_packs_what_it_is_given():
+    table = SlotTable(1, 1, 16, min_load=0.0)
+    key = torch.randn(1, 1, 8, 16)
+    table.push(key, key, None, torch.arange(8)[None])
+    table.remove(torch.tensor([[True, False, True, False, False, False, False, False]]))
+    assert not table.packed
+    query, new = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    # packing moves token 7 while the mask speaks of the slot where it was
+    options = {"also_drop": table.get().token == 7, "scaling": 0.25}
+    plain = table.clone()
+    got = decode(table, query, new, new, torch.tensor([8]), backend="cpu", **options)
+    want = decode(plain, query, new, new, torch.tensor([8]), backend="reference", **options)
+    torch.testing.assert_close(got.output, want.output)
+    assert table.packed
+    assert held(table) == held(plain) == [{1, 3, 4, 5, 6, 8}]
+
+
+@every_backend
+def test_takes_the_views_that_a_model_makes(backend, dtype):
+    """Heads split off one fused projection, as GPT-2 has it, need not be contiguous."""
+    fused = torch.randn(3, 1, 3 * 32, requires_grad=True).to(dtype)
+    heads = [x.view(3, 1, 2, 16).transpose(1, 2) for x in fused.split(32, dim=2)]
+    got = decode(SlotTable(3, 2, 16, dtype=dtype), *heads, torch.arange(3), scaling=1.0,
+                 backend=backend)  # fmt: skip
+    assert got.output.equal(heads[2].detach())
+
+
+@every_backend
+def test_refuses_what_does_not_fit(backend, dtype):
+    x, token = torch.ones(2, 2, 1, 16, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    table = SlotTable(2, 2, 16, dtype=dtype, extra={"score": ()})
+    with pytest.raises(PruneError, match="score"):
+        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+    table = SlotTable(2, 2, 16, rank=4, dtype=dtype)
+    with pytest.raises(PruneError, match="key_int"):
+        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+    with pytest.raises(PruneError, match="also_drop"):
+        decode(table, x, x, x, token, scaling=1.0, also_drop=torch.ones(2, 1) > 0, backend=backend)
+    with pytest.raises(PruneError, match="3 query heads"):
+        decode(table, torch.ones(2, 3, 1, 16), x, x, token, scaling=1.0, backend=backend)
+    assert table.width == 0
+
+
+def test_memory_comes_back():
+    table = SlotTable(2, 2, 16, rank=4)
+    x = torch.randn(2, 2, 500, 16)
+    table.push(x, x, torch.randn(2, 500, 4), torch.arange(500).expand(2, 500))
+    before, one = table.nbytes, torch.randn(2, 2, 1, 16)
+    votes = Votes(torch.randn(2, 4), torch.randn(2, 4), -100.0)
+    decode(table, one, one, one, torch.full((2,), 500), votes=votes, scaling=0.25, backend="cpu")
+    assert table.nbytes < before / 20
+
+
+def test_the_backend_is_chosen_or_refused():
+    assert best_backend(SlotTable(1, 1, 16)) == "cpu"
+    assert best_backend(SlotTable(1, 1, 16, dtype=torch.bfloat16)) == "cpu"
+    half, x = SlotTable(1, 1, 16, dtype=torch.float16), torch.ones(1, 1, 1, 16).half()
+    assert best_backend(half) == "reference"
+    with pytest.raises(PruneError, match="float16"):
+        decode(half, x, x, x, torch.tensor([0]), scaling=1.0, backend="cpu")
+    with pytest.raises(PruneError, match="'gpu'"):
+        decode(half, x, x, x, torch.tensor([0]), scaling=1.0, backend="gpu")
+
+
+def test_takes_no_more_threads_than_torch_and_gives_them_back():
+    import numba
+
+    from kvprune.ops.decode import cpu
+
+    before, torchs = numba.get_num_threads(), torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with cpu.torch_threads():
+            assert numba.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(torchs)
+    assert numba.get_num_threads() == before
