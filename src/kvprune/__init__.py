@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvprune.version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from kvprune.cache import PrunedCache as PrunedCache
     from kvprune.config import DenseConfig as DenseConfig
     from kvprune.config import LocalConfig as LocalConfig
     from kvprune.config import PruningConfig as PruningConfig
@@ -27,6 +28,7 @@ _HOME = {
     "attach": "pruned",
     "Pruned": "pruned",
     "Sparsity": "pruned",
+    "PrunedCache": "cache",
     "PruningConfig": "config",
     "DenseConfig": "config",
     "LocalConfig": "config",

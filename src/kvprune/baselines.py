@@ -25,15 +25,14 @@ def drop_position(config: BaselineConfig, position: Tensor) -> Tensor:
     return torch.full_like(position, NEVER)
 
 
-def drop_steps(config: BaselineConfig, timeline: Timeline) -> Tensor:
-    """The same as an index into the row, NEVER past its end: (B, T)."""
-    clock = timeline.clock
+def drop_steps(config: BaselineConfig, timeline: Timeline, past: Tensor | None = None) -> Tensor:
+    """The same as the index of a query, NEVER past the last: (B, P + T); past: (B, P) positions."""
+    clock = timeline.clock.long()
     T = clock.shape[-1]
-    position = drop_position(config, clock.clamp(min=0).long())
-    if not timeline.padded:
-        return position.where(position < T, NEVER)
-    # the token at position p is the first with p + 1 real tokens up to and including it
-    seen = (clock >= 0).cumsum(-1)
-    steps = torch.searchsorted(seen, position + 1)
+    token = clock if past is None else torch.cat([past, clock], -1)
+    position = drop_position(config, token.clamp(min=0))
+    # the first query at or after that position; a pad in between stands where the last real did
+    reached = clock.cummax(-1).values
+    steps = torch.searchsorted(reached.contiguous(), position.contiguous())
     steps = steps.where(steps < T, NEVER)
-    return steps.where(clock >= 0, torch.arange(T, device=clock.device))
+    return steps.where(timeline.visible_from < NEVER, timeline.index)

@@ -23,6 +23,7 @@ from transformers import (
 from kvprune import attention, host
 from kvprune.config import Config, PruningConfig, check_alpha
 from kvprune.errors import PruneError
+from kvprune.generation import Generation
 from kvprune.interaction import Interaction
 from kvprune.layer import Layer, Settings, layer_of, share
 
@@ -65,12 +66,13 @@ class Pruned:
         self.left_alone = {site.name: site.left_alone for site in sites if site.left_alone}
         if self.left_alone:
             log.info("left alone: %s", self.left_alone)
-        sites = [site for site in sites if not site.left_alone]
+        self.sites = [site for site in sites if not site.left_alone]
         self.layers: list[Layer] = []
         self._hooks: list[Any] = []
-        for site in sites:
+        for site in self.sites:
             self._attach_layer(site)
-        self._configs = _own_configs(model, sites)
+        self._configs = _own_configs(model, self.sites)
+        self._generation = Generation(self)
 
     def _attach_layer(self, site: host.Site) -> None:
         interaction = None
@@ -81,7 +83,7 @@ class Pruned:
             # a child of the attention module: to(), parameters(), DDP and FSDP see it there
             site.module.interaction = interaction
             interaction.train(site.module.training)
-        layer = Layer(site.name, self._settings, interaction, list(self.layers))
+        layer = Layer(site.name, site.index, self._settings, interaction, list(self.layers))
         site.module._kvprune = layer  # type: ignore[assignment]
         self.layers.append(layer)
         self._hooks += [
@@ -93,6 +95,16 @@ class Pruned:
     def interactions(self) -> nn.ModuleList:
         """The learned parts, one a pruned layer: .query, .key, .beta."""
         return nn.ModuleList(layer.interaction for layer in self.layers if layer.interaction)
+
+    @property
+    def rank(self) -> int:
+        """Width of the interaction keys that a cache stores; 0 for a baseline."""
+        return self.config.rank if isinstance(self.config, PruningConfig) else 0
+
+    @property
+    def drops(self) -> bool:
+        """Whether a forward pass of the model as it is now drops tokens outright."""
+        return self._settings.is_hard(self.model.training)
 
     @property
     def alpha(self) -> float:
@@ -138,11 +150,8 @@ class Pruned:
 
     def sparsity(self) -> Sparsity:
         """How much the last pass dropped, in all and per layer; of a soft pass, 1 − mean keep."""
-        shares = [
-            share(layer.kept, layer.pairs).cpu()
-            for layer in self.layers
-            if layer.kept is not None and layer.pairs is not None
-        ]
+        measured = [layer.measured() for layer in self.layers]
+        shares = [share(*pair).cpu() for pair in measured if pair is not None]
         if len(shares) < len(self.layers):
             raise PruneError("the model has not run yet; call model(ids) first")
         per_layer = 1 - torch.stack(shares)
@@ -182,6 +191,7 @@ class Pruned:
 
     def detach(self) -> PreTrainedModel:
         """Take everything off: the model is what it was, bit for bit."""
+        self._generation.remove()
         for hook in self._hooks:
             hook.remove()
         for module in self.model.modules():

@@ -12,7 +12,7 @@ from kvprune.ops.attend.hard import hard_attention
 from kvprune.ops.attend.soft import SoftOptions, soft_attention
 from kvprune.ops.gate import Gate
 from kvprune.ops.keep.drop import drop_steps, kept_pairs
-from kvprune.ops.timeline import NEVER, make_timeline
+from kvprune.ops.timeline import NEVER, Protection, make_timeline
 
 BACKENDS = [("reference", torch.float64), ("reference", torch.float32), ("cpu", torch.float32)]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
@@ -46,7 +46,7 @@ def check_soft(
     qkv, votes = inputs(B, H, Hkv, T, D, R, dtype, layers)
     qkv2, votes2 = twins(qkv, votes)
     real = real_tokens(B, T, padding)
-    timeline = make_timeline(real, (B, T), torch.device("cpu"), *protect)
+    timeline = make_timeline(real, (B, T), torch.device("cpu"), Protection(*protect))
     options = SoftOptions(Gate(kind, alpha), 0.4, softcap, 0.0, block, backend)
     sink, sink2 = None, None
     if sinks:
@@ -149,6 +149,46 @@ def test_soft_gradcheck():
     assert torch.autograd.gradcheck(run, (*qkv, *votes[0]))
 
 
+def test_autocast_does_not_reach_the_scores():
+    qkv, votes = inputs(B=2, H=2, Hkv=1, T=33, D=4, R=3, dtype=torch.float32)
+    timeline = make_timeline(None, (2, 33), torch.device("cpu"))
+    options = SoftOptions(Gate("alpha", 1.5), 0.4)
+    want = soft_attention(*qkv, divide(votes), timeline, options)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        got = soft_attention(*qkv, divide(votes), timeline, options)
+    assert_close(got, want, atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("split", [1, 6, 20, 29])
+@pytest.mark.parametrize("padding", ["none", "left"])
+def test_hard_in_two_parts_is_hard_in_one(split, padding):
+    """Votes and attention of the last tokens, with the first ones as the keys of a cache."""
+    qkv, votes = inputs(B=2, H=4, Hkv=2, T=30, D=6, R=3, dtype=torch.float64)
+    q, k, v = (x.detach() for x in qkv)
+    q_int, k_int, beta = (x.detach() for x in divide(votes)[0])
+    real = real_tokens(2, 30, padding)
+    rules, cpu = Protection(1, 2), torch.device("cpu")
+    whole = make_timeline(real, (2, 30), cpu, rules)
+    steps = drop_steps(q_int, k_int, beta, whole)
+    want = hard_attention(q, k, v, steps, 0.4)[:, :, split:]
+
+    head, tail = (None, None) if real is None else (real[:, :split], real[:, split:])
+    first = make_timeline(head, (2, split), cpu, rules)
+    early = drop_steps(q_int[:, :split], k_int[:, :split], beta, first)
+    count = (first.clock >= 0).sum(-1)
+    second = make_timeline(tail, (2, 30 - split), cpu, rules, start=count)
+    second = second.after(first.clock.long(), early == NEVER, rules)
+    assert torch.equal(second.clock, whole.clock[:, split:])
+    late = drop_steps(q_int[:, split:], k_int, beta, second, block=8)
+    merged = torch.cat([early.where(early < NEVER, late[:, :split]), late[:, split:]], -1)
+    merged = merged + split * ((late < NEVER) & (late >= -split) & (merged == late))
+    assert torch.equal(merged, steps)
+    got = hard_attention(q[:, :, split:], k, v, late, 0.4, block=8)
+    assert_close(got, want, atol=1e-10, rtol=0)
+    pairs = kept_pairs(steps, whole) - kept_pairs(early, first)
+    assert torch.equal(kept_pairs(late, second), pairs)
+
+
 @pytest.mark.parametrize("block", [1, 5, 64])
 def test_soft_does_not_depend_on_the_block(block):
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=33, D=4, R=3, dtype=torch.float64)
@@ -197,7 +237,7 @@ def test_soft_at_large_alpha_is_hard(alpha):
 def test_drop_steps(padding, T, threshold):
     _, votes = inputs(B=3, H=1, Hkv=1, T=T, D=1, R=4, dtype=torch.float64)
     real = real_tokens(3, T, padding)
-    timeline = make_timeline(real, (3, T), torch.device("cpu"), 1, 2)
+    timeline = make_timeline(real, (3, T), torch.device("cpu"), Protection(1, 2))
     with torch.no_grad():
         got = drop_steps(*divide(votes)[0], timeline, threshold, block=8)
         want = oracle.drop_step(*votes[0], threshold, real, 1, 2)
@@ -260,3 +300,11 @@ def test_dropped_keys_are_not_read():
     want = hard_attention(q, k, v, steps, 0.4, block=16)[:, :, 32:]
     k[:, :, 5:16], v[:, :, 5:16] = math.nan, math.nan
     assert_close(hard_attention(q, k, v, steps, 0.4, block=16)[:, :, 32:], want)
+
+
+def test_a_tie_is_a_vote_to_drop():
+    """The step function is x > threshold."""
+    timeline = make_timeline(None, (1, 3), torch.device("cpu"))
+    zeros, beta = torch.zeros(1, 3, 2), torch.tensor(0.25)
+    assert drop_steps(zeros, zeros, beta, timeline, 0.25).tolist() == [[1, 2, NEVER]]
+    assert drop_steps(zeros, zeros, beta, timeline, 0.2499).tolist() == [[NEVER] * 3]

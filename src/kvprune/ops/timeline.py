@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,15 +15,26 @@ NEVER = 2**31 - 1
 class Timeline:
     """The rules of who may vote on whom, told once for all layers.
 
+    T queries, and as keys the same tokens after P older ones (P = 0 without a cache).
     Positions count real tokens only, so a padded row obeys the same rules as the row alone.
-    Token k sees token j      iff  clock[k] ≥ visible_from[j]
-    Token k's vote on j counts iff clock[k] ≥ votable_from[j]
+    Query k sees key j       iff  clock[k] ≥ visible_from[j]
+    Query k's vote on j counts iff  clock[k] ≥ votable_from[j]
     """
 
-    clock: Tensor  # (B, T) int32, the token's position; -1 for a pad: it sees and votes on nobody
-    visible_from: Tensor  # (B, T) int32, the token's position; NEVER for a pad
-    votable_from: Tensor  # (B, T) int32, NEVER for a pad or a protected token
+    clock: Tensor  # (B, T) int32, the query's position; -1 for a pad: it sees and votes on nobody
+    visible_from: Tensor  # (B, P + T) int32, the key's position; NEVER for a pad or a free slot
+    votable_from: Tensor  # (B, P + T) int32, NEVER for a pad or a protected token
     padded: bool
+
+    @property
+    def past(self) -> int:
+        return self.visible_from.shape[-1] - self.clock.shape[-1]
+
+    @property
+    def index(self) -> Tensor:
+        """The keys by the queries' numbers: (P + T,), negative for those of a cache."""
+        P, T = self.past, self.clock.shape[-1]
+        return torch.arange(-P, T, device=self.clock.device)
 
     def rows(self, rows: slice) -> Timeline:
         return Timeline(
@@ -31,28 +42,52 @@ class Timeline:
         )
 
     def pairs(self) -> Tensor:
-        """How many pairs j < k of real tokens each row has: (B,)."""
-        n = (self.clock >= 0).sum(-1)
-        return n * (n - 1) // 2
+        """How many pairs of a real query and an earlier real token each row has: (B,)."""
+        return self.clock.clamp(min=0).sum(-1)
+
+    def after(self, token: Tensor, valid: Tensor, rules: Protection) -> Timeline:
+        """The same queries with the keys of a cache before them: token, valid (B, P)."""
+        position = token.int().where(valid, NEVER)
+        votable = rules.votable_from(token.int()).where(valid, NEVER)
+        return replace(
+            self,
+            visible_from=torch.cat([position, self.visible_from], -1),
+            votable_from=torch.cat([votable, self.votable_from], -1),
+        )
+
+
+@dataclass(frozen=True)
+class Protection:
+    """Tokens that cannot be dropped: the first of a row, and the most recent ones."""
+
+    first: int = 0
+    recent: int = 0
+
+    def votable_from(self, position: Tensor) -> Tensor:
+        return (position + (self.recent + 1)).where(position >= self.first, NEVER)
 
 
 def make_timeline(
     real: Tensor | None,
     shape: tuple[int, int],
     device: torch.device,
-    protect_first: int = 0,
-    protect_recent: int = 0,
+    rules: Protection | None = None,
+    start: Tensor | int = 0,
 ) -> Timeline:
-    """The timeline of rows whose real tokens `real` (B, T) marks; None means all of them."""
+    """The timeline of rows whose real tokens `real` (B, T) marks; None means all of them.
+
+    `start` is how many real tokens each row had before: an integer, or (B,).
+    """
     B, T = shape
+    rules = rules or Protection()
+    start = start[:, None] if isinstance(start, Tensor) else start
     if real is None or bool(real.all()):
-        clock = torch.arange(T, dtype=torch.int32, device=device).expand(B, T)
-        visible, padded = clock, False
-    else:
-        position = real.cumsum(-1, dtype=torch.int32) - 1
-        clock = position.where(real, -1)
-        visible, padded = position.where(real, NEVER), True
-    votable = (clock + (protect_recent + 1)).where(clock >= protect_first, NEVER)
-    if padded:
-        votable = votable.where(clock >= 0, NEVER)
-    return Timeline(clock, visible, votable, padded)
+        clock = (torch.arange(T, dtype=torch.int32, device=device) + start).int().expand(B, T)
+        return Timeline(clock, clock, rules.votable_from(clock), padded=False)
+    position = (real.cumsum(-1) - 1 + start).int()
+    return Timeline(
+        clock=position.where(real, -1),
+        visible_from=position.where(real, NEVER),
+        votable_from=rules.votable_from(position).where(real, NEVER),
+        padded=True,
+    )

@@ -31,23 +31,25 @@ def hard_attention(
 ) -> Tensor:
     """Attention in which query k sees key j iff j ≤ k < drop_step[j].
 
-    The cheaper, the more was dropped; nothing of size T × T. Differentiable in q, k and v.
-    q: (B, Hq, T, D), k, v: (B, Hkv, T, D), drop_step: (B, T) → (B, Hq, T, D)
+    The cheaper, the more was dropped; nothing of size T × T. Differentiable in q, k and v. Of the
+    P + T keys the first P come from a cache: older than every query, so their j is negative.
+    q: (B, Hq, T, D), k, v: (B, Hkv, P + T, D), drop_step: (B, P + T) → (B, Hq, T, D)
     """
-    T, kv_heads = q.shape[2], k.shape[1]
+    T, P, kv_heads = q.shape[2], k.shape[2] - q.shape[2], k.shape[1]
     plain = softcap is None and sinks is None
-    if plain and bool((drop_step >= T).all()):
+    if plain and P == 0 and bool((drop_step >= T).all()):
         return _sdpa(q, k, v, None, scaling, dropout, is_causal=T > 1, gqa=q.shape[1] != kv_heads)
-    index = torch.arange(T, device=q.device)
+    index = torch.arange(-P, T, device=q.device)
     groups = []
     for rows in row_groups(q):
         outs = []
         for queries in query_blocks(T, block):
-            stop, step = queries.stop, drop_step[rows, : queries.stop]
+            stop = P + queries.stop
+            step = drop_step[rows, :stop]
             # a token dropped by the block's first query is invisible to the whole block
             keys = alive_keys((step > queries.start) | (index[:stop] >= queries.start))
             step, j = take(step, keys, stop, 1), take(index, keys, stop, 0)
-            now = index[queries, None]
+            now = index[P + queries.start : stop, None]
             # a pad's own column: a softmax over nothing is NaN
             mask = (j <= now) & (now < step[:, None]) | (j == now)  # (B, Q, S)
             q_block = group_heads(q[rows, :, queries], kv_heads)

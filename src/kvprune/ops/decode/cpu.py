@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 
-import numba
 import numpy as np
 import torch
 from numba import njit, prange
@@ -14,6 +12,7 @@ from torch import Tensor
 
 from kvprune.ops.decode.reference import Decoded, Votes
 from kvprune.ops.decode.scalar import exp, widen
+from kvprune.ops.threads import match_torch_threads
 from kvprune.slots import SlotTable
 
 # NumPy has no bfloat16: it travels as its bits, and the kernel widens them as it reads
@@ -65,38 +64,38 @@ def decode(
     moves = np.empty((B, S + 1, 2), np.int64)  # slot left, slot taken; −1 ends the list
     p = np.empty((B, H, G, S + 1 if weights else 0), np.float32)
     output = np.empty((B, H, G, Dv), np.float32)
-    with torch_threads():
-        vote_and_drop(
-            array(rules.query_int.float()),
-            array(rules.key_int.float()),
-            array(token),
-            on,
-            np.empty((B, 0), np.bool_) if also_drop is None else array(also_drop),
-            np.float32(rules.beta),
-            np.float32(rules.threshold),
-            rules.protect_first,
-            rules.protect_recent,
-            array(table.key_int),
-            array(table.token),
-            array(table.valid),
-            kept,
-            moves,
-            dropped,
-        )
-        insert_and_attend(
-            array(query.float().reshape(B, H, G, D)),
-            array(key.to(table.keys.dtype).reshape(B, H, D)),
-            array(value.to(table.values.dtype).reshape(B, H, Dv)),
-            on,
-            np.float32(scaling),
-            np.float32(softcap or 0.0),
-            kept,
-            moves,
-            array(table.keys),
-            array(table.values),
-            p,
-            output,
-        )
+    match_torch_threads()
+    vote_and_drop(
+        array(rules.query_int.float()),
+        array(rules.key_int.float()),
+        array(token),
+        on,
+        np.empty((B, 0), np.bool_) if also_drop is None else array(also_drop),
+        np.float32(rules.beta),
+        np.float32(rules.threshold),
+        rules.protect_first,
+        rules.protect_recent,
+        array(table.key_int),
+        array(table.token),
+        array(table.valid),
+        kept,
+        moves,
+        dropped,
+    )
+    insert_and_attend(
+        array(query.float().reshape(B, H, G, D)),
+        array(key.to(table.keys.dtype).reshape(B, H, D)),
+        array(value.to(table.values.dtype).reshape(B, H, Dv)),
+        on,
+        np.float32(scaling),
+        np.float32(softcap or 0.0),
+        kept,
+        moves,
+        array(table.keys),
+        array(table.values),
+        p,
+        output,
+    )
     for name, x in extra.items():
         follow(table.columns[name], x, *map(torch.from_numpy, (on, kept, moves)))
     table.width = table.longest = int((kept + on).max(initial=0))
@@ -124,22 +123,6 @@ def array(x: Tensor) -> np.ndarray:
     return (x.view(DTYPES[x.dtype]) if x.dtype == torch.bfloat16 else x).numpy()
 
 
-@contextmanager
-def torch_threads() -> Iterator[None]:
-    """As many threads as torch has been given, for this call only."""
-    before = numba.get_num_threads()
-    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    mine = min(torch.get_num_threads(), most)
-    if mine == before:
-        yield
-        return
-    numba.set_num_threads(mine)
-    try:
-        yield
-    finally:
-        numba.set_num_threads(before)
-
-
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def vote_and_drop(
     q_int,
@@ -160,7 +143,6 @@ def vote_and_drop(
 ):
     """Everything that a row's heads share: the vote, the list of moves, token and K_int."""
     (B, S), R = dropped.shape, q_int.shape[1]
-    scale = np.float32(1 / math.sqrt(max(R, 1)))
     for b in prange(B):
         n = 0
         for j in range(S):
@@ -176,7 +158,7 @@ def vote_and_drop(
                 s = np.float32(0)
                 for r in range(R):
                     s += q_int[b, r] * key_int[b, j, r]
-                out |= s * scale + beta <= threshold
+                out |= s + beta <= threshold
             if out:
                 dropped[b, j] = token[b, j]
         j = m = 0

@@ -15,7 +15,7 @@ from kvprune.slots import Slots, SlotTable
 class Votes(NamedTuple):
     """What the new token of each row brings to the vote on the tokens before it."""
 
-    query_int: Tensor  # (B, R)
+    query_int: Tensor  # (B, R), divided by √r already
     key_int: Tensor  # (B, R), stored with the token for the votes of later ones
     beta: Tensor | float
     threshold: float = 0.0
@@ -47,7 +47,7 @@ def decode(
 ) -> Decoded:
     """The losers leave for good, then the new token attends to the survivors and to itself.
 
-    s[j] = q_int·k_int[j] / √r + β;  slot j is dropped iff s[j] ≤ threshold;
+    s[j] = q_int·k_int[j] + β;  slot j is dropped iff s[j] ≤ threshold;
     output = softmax over survivors and self of (q·k·scaling) v.
 
     A row that is not `active` (a pad, a finished sequence) changes nothing in the table and
@@ -89,8 +89,7 @@ def losers(slots: Slots, token: Tensor, votes: Votes | None, also_drop: Tensor |
     drop = torch.zeros_like(slots.valid) if also_drop is None else also_drop & slots.valid
     if votes is None:
         return drop
-    R = slots.key_int.shape[-1]
-    score = (slots.key_int @ votes.query_int.float()[:, :, None]).squeeze(2) / R**0.5 + votes.beta
+    score = (slots.key_int @ votes.query_int.float()[:, :, None]).squeeze(2) + votes.beta
     open_to_vote = (slots.token >= votes.protect_first) & (
         token[:, None] - slots.token > votes.protect_recent
     )

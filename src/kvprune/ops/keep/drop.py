@@ -17,29 +17,24 @@ def drop_steps(
     threshold: float = 0.0,
     block: int = 256,
 ) -> Tensor:
-    """When each token is dropped, as the index of the token that drops it: (B, T).
+    """When each key is dropped, as the index of the query that drops it: (B, P + T).
 
     drop_step[j] = min{ i > j : s[i, j] ≤ threshold }, NEVER if there is none; a pad's is its own
-    index. Token j is visible to query k iff j ≤ k < drop_step[j]: the whole hard mask in O(T).
-    Each block of queries scores only the tokens that are still there.
+    index. Key j is visible to query k iff j ≤ k < drop_step[j]: the whole hard mask in O(T).
+    Each block of queries scores only the keys that are still there. The first P keys are those of
+    a cache, older than every query.
     """
-    B, T, _ = q_int.shape
-    steps = torch.full((B, T), NEVER, device=q_int.device)
-    if timeline.padded:
-        pads = torch.arange(T, device=q_int.device).expand(B, T)
-        steps = pads.where(timeline.clock < 0, steps)
+    T, P = q_int.shape[1], timeline.past
+    steps = timeline.index.where(timeline.visible_from == NEVER, NEVER)
     for rows in row_groups(q_int):
         time = timeline.rows(rows)
         for queries in query_blocks(T, block):
-            present = (steps[rows, : queries.stop] == NEVER).any(0)
+            present = (steps[rows, : P + queries.stop] == NEVER).any(0)
             keys = present.nonzero().squeeze(-1)
-            scores = torch.matmul(
-                q_int[rows, queries], k_int[rows].index_select(1, keys).transpose(1, 2)
-            )
+            k_alive = k_int[rows].index_select(1, keys)
+            scores = torch.matmul(q_int[rows, queries], k_alive.transpose(1, 2)) + beta
             votable = time.votable_from.index_select(1, keys)
-            drops = (scores + beta <= threshold) & (
-                time.clock[:, queries, None] >= votable[:, None]
-            )
+            drops = (scores <= threshold) & (time.clock[:, queries, None] >= votable[:, None])
             first = drops.int().argmax(dim=-2) + queries.start  # (B, S)
             old = steps[rows].index_select(1, keys)
             first = torch.minimum(old, first.where(drops.any(dim=-2), NEVER))
@@ -48,10 +43,10 @@ def drop_steps(
 
 
 def kept_pairs(drop_step: Tensor, timeline: Timeline) -> Tensor:
-    """How many pairs j < k of real tokens in which k still sees j: (B,)."""
-    T = drop_step.shape[-1]
+    """How many pairs j < k of a real query and an earlier real token that it still sees: (B,)."""
+    T = timeline.clock.shape[-1]
     real = timeline.clock >= 0
-    seen = real.cumsum(-1)
-    # real tokens before the one that drops j; a pad at the row's start has none before it
-    last = seen.gather(-1, (drop_step.clamp(max=T) - 1).clamp(min=0))
-    return (last - seen).where(real, 0).sum(-1)
+    before = torch.nn.functional.pad(real.cumsum(-1), (1, 0))  # real queries before index i
+    last = before.gather(-1, drop_step.clamp(0, T))
+    first = before.gather(-1, (timeline.index + 1).clamp(min=0).expand_as(drop_step))
+    return (last - first).where(timeline.visible_from != NEVER, 0).sum(-1)

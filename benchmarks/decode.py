@@ -1,0 +1,241 @@
+"""How fast is one more token? Ours at 80 % pruned against dense caches, by batch and context."""
+
+import statistics
+
+import harness
+
+CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
+BATCHES = [1, 8, 32]
+
+
+def main() -> None:
+    args = harness.arguments(__doc__).parse_args()
+    ratios: dict[str, float] = {}
+    rows: list[list[object]] = []
+    details: dict[str, object] = {}
+    repeats = 3 if args.quick else 7
+    for precision in ("float32", "bfloat16"):
+        for batch in [32] if args.quick else BATCHES:
+            seconds = gpt2_steps(precision, batch, CONTEXT, SPARSITY, repeats)
+            for other in ("dynamic", "static", "dense"):
+                ratio = harness.ratio(seconds[other], seconds["ours"])
+                rows.append([f"{precision}, batch {batch}, context {CONTEXT}", other, ratio])
+                if batch == 32 and other != "dense":
+                    ratios[f"{precision}_b32_vs_{other}"] = ratio
+            details[f"tokens_per_second_{precision}_b{batch}"] = {
+                name: batch * STEPS / statistics.median(times) for name, times in seconds.items()
+            }
+    short = []
+    for batch in [1] if args.quick else BATCHES:
+        seconds = gpt2_steps("float32", batch, 64, SPARSITY, repeats, only=("dynamic", "ours"))
+        short.append(harness.ratio(seconds["dynamic"], seconds["ours"]))
+        rows.append([f"float32, batch {batch}, context 64", "dynamic", short[-1]])
+    ratios["float32_ctx64_vs_dynamic"] = min(short)
+
+    share, numbers = bandwidth(repeats)
+    ratios["attention_bandwidth_share"] = share
+    rows.append(["attention's bytes/s, float32, batch 32", "read bandwidth", share])
+    details["bandwidth"] = numbers
+
+    contexts = [1000, 32000] if args.quick else [250, 1000, 4000, 16000, 32000]
+    seconds = llama_steps(contexts, repeats)
+    for context in contexts:
+        ratio = harness.ratio(seconds[f"ours {context}"], seconds["ours 1000"])
+        rows.append([f"Llama shape, 256 survivors, time at {context}", "time at 1000", ratio])
+        if f"dynamic {context}" in seconds:
+            ratio = harness.ratio(seconds[f"dynamic {context}"], seconds["dynamic 1000"])
+            rows.append([f"Llama shape, dense, time at {context}", "time at 1000", ratio])
+    flat = harness.ratio(seconds["ours 32000"], seconds["ours 1000"])
+    ratios["flat_1000_to_32000"] = flat
+
+    seconds = uneven_and_ideal(repeats)
+    ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
+    rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
+    harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
+
+
+def gpt2(precision: str):
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    model = GPT2LMHeadModel(GPT2Config(n_positions=2048)).eval()
+    return model.to(getattr(torch, precision))
+
+
+def attached(model):
+    """Votes that drop one slot in 200 a step: what comes in, goes out."""
+    import torch
+
+    import kvprune
+
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=64))
+    with torch.no_grad():
+        for interaction in pruned.interactions:
+            interaction.beta.fill_(2.58)
+    return pruned
+
+
+def survivors(layers: int, batch: int, context: int, sparsity: float, uneven: bool = True):
+    """Tokens kept, (layers, batch): ±40 % between rows, ±40 % between layers, the mean as asked."""
+    import torch
+
+    random = torch.Generator().manual_seed(0)
+    share = torch.ones(layers, batch)
+    if uneven:
+        share = 0.6 + 0.8 * torch.rand(layers, batch, generator=random)
+        share *= 0.6 + 0.8 * torch.rand(layers, 1, generator=random)
+    kept = share / share.mean() * context * (1 - sparsity)
+    return kept.round().long().clamp(1, context)
+
+
+def filled(pruned, batch: int, context: int, kept):
+    """A PrunedCache as it would be after `context` tokens, with random contents."""
+    import torch
+
+    import kvprune
+
+    cache = kvprune.PrunedCache(pruned)
+    config, dtype = pruned.model.config, pruned.model.dtype
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = config.hidden_size // config.num_attention_heads
+    for store, counts in zip(cache.stores, kept, strict=True):
+        width = int(counts.max())
+        x = torch.randn(batch, heads, width, size).to(dtype)
+        table = store.begin(x[:, :, :0], x[:, :, :0])
+        valid = torch.arange(width) < counts[:, None]
+        number = torch.arange(width).expand(batch, width)
+        table.push(x, x, torch.randn(batch, width, table.key_int.shape[-1]), number, valid)
+        store.seen = context
+    return cache
+
+
+def dense_cache(kind: str, model, batch: int, context: int, room: int):
+    import torch
+    from transformers import DynamicCache, StaticCache
+
+    config = model.config
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = config.hidden_size // config.num_attention_heads
+    cache = (
+        DynamicCache(config=config)
+        if kind == "dynamic"
+        else StaticCache(config=config, max_cache_len=context + room)
+    )
+    for layer in range(config.num_hidden_layers):
+        x = torch.randn(batch, heads, context, size).to(model.dtype)
+        cache.update(x, x.clone(), layer)
+    return cache
+
+
+def stepper(model, cache, batch: int, context: int):
+    """A call that decodes STEPS tokens as `generate` does, each from the last one's argmax."""
+    import torch
+
+    token = torch.ones(batch, 1, dtype=torch.long)
+
+    @torch.inference_mode()
+    def run() -> None:
+        nonlocal token
+        for _ in range(STEPS):
+            seen = cache.get_seq_length()
+            seen = int(seen) if not isinstance(seen, int) else seen
+            mask = torch.ones(batch, seen + 1, dtype=torch.long)
+            position = torch.full((batch, 1), seen)
+            logits = model(
+                token, attention_mask=mask, position_ids=position, past_key_values=cache,
+                use_cache=True, logits_to_keep=1,
+            ).logits  # fmt: skip
+            token = logits[:, -1].argmax(-1, keepdim=True)
+
+    return run
+
+
+def gpt2_steps(
+    precision: str, batch: int, context: int, sparsity: float, repeats: int, only=None
+) -> dict[str, list[float]]:
+    import kvprune
+
+    plain, pruned_model, dense_model = (gpt2(precision) for _ in range(3))
+    room = STEPS * (repeats + 2)
+    layers = plain.config.num_hidden_layers
+    kept = survivors(layers, batch, context, sparsity)
+    ours = filled(attached(pruned_model), batch, context, kept)
+    calls = {"ours": stepper(pruned_model, ours, batch, context)}
+    for kind in ("dynamic", "static"):
+        if only is None or kind in only:
+            cache = dense_cache(kind, plain, batch, context, room)
+            calls[kind] = stepper(plain, cache, batch, context)
+    if only is None:
+        store = kvprune.attach(dense_model, kvprune.DenseConfig())
+        full = survivors(layers, batch, context, 0.0, uneven=False)
+        calls["dense"] = stepper(dense_model, filled(store, batch, context, full), batch, context)
+    return harness.interleave(repeats, calls)
+
+
+def bandwidth(repeats: int) -> tuple[float, dict[str, float]]:
+    """Bytes a second that attention reads over all layers, against a plain sum of 1 GB."""
+    import torch
+
+    from kvprune.ops.decode import Votes, decode
+
+    batch, layers = 32, 12
+    model = gpt2("float32")
+    kept = survivors(layers, batch, CONTEXT, SPARSITY)
+    cache = filled(attached(model), batch, CONTEXT, kept)
+    query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
+    query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
+    now = torch.full((batch,), CONTEXT)
+    block = torch.ones(256 * 2**20)
+
+    def attend() -> None:
+        for store in cache.stores:
+            votes = Votes(query_int, key_int, 2.58)
+            decode(store.table, query, key, value, now, scaling=0.125, votes=votes)
+
+    seconds = harness.interleave(repeats, {"attend": attend, "read": lambda: block.sum()})
+    slot = (2 * 768 + 64) * 4
+    moved = float(cache.kept.sum()) * slot
+    best = {name: min(times) for name, times in seconds.items()}
+    attention, read = moved / best["attend"], block.numel() * 4 / best["read"]
+    return attention / read, {"attention_gb_s": attention / 1e9, "read_gb_s": read / 1e9}
+
+
+def llama(positions: int):
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=12,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def llama_steps(contexts: list[int], repeats: int) -> dict[str, list[float]]:
+    """Batch 8, 256 survivors whatever the context; dense beside it."""
+    batch, calls = 8, {}
+    ours, plain = llama(40000), llama(40000)
+    pruned = attached(ours)
+    for context in contexts:
+        kept = survivors(12, batch, 256 / 0.2, 0.8).clamp(max=context)
+        calls[f"ours {context}"] = stepper(ours, filled(pruned, batch, context, kept), batch, 0)
+        if context in (1000, 4000, 16000):
+            cache = dense_cache("dynamic", plain, batch, context, 0)
+            calls[f"dynamic {context}"] = stepper(plain, cache, batch, context)
+    return harness.interleave(repeats, calls)
+
+
+def uneven_and_ideal(repeats: int) -> dict[str, list[float]]:
+    """The paper's ideal case: every row holds as many tokens as every other."""
+    calls = {}
+    for name in ("uneven", "ideal"):
+        model = gpt2("float32")
+        kept = survivors(12, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
+        calls[name] = stepper(model, filled(attached(model), 32, CONTEXT, kept), 32, CONTEXT)
+    return harness.interleave(repeats, calls)
+
+
+if __name__ == "__main__":
+    main()

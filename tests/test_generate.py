@@ -1,0 +1,436 @@
+"""Generation with a cache that shrinks equals a full masked forward pass, token by token."""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kvprune
+import zoo
+from helpers import random_ids, uneven_gates
+from kvprune import (
+    DenseConfig,
+    LocalConfig,
+    PrunedCache,
+    PruneError,
+    PruningConfig,
+    StridedConfig,
+)
+
+SHAPES = ["gpt2", "llama", "qwen3", "gpt_neox", "gemma2"]
+PROMPT = 40
+TOLERANCE = 5e-5
+BACKENDS = ["cpu", "reference"]
+
+
+def attached(name, seed=0, **options):
+    model = zoo.make(name)
+    pruned = kvprune.attach(model, PruningConfig(rank=8, **options))
+    uneven_gates(pruned, seed)
+    return model, pruned
+
+
+def padded_batch():
+    """Three prompts of 40, 33 and 25 tokens, padded on the left."""
+    ids, mask = random_ids(3, PROMPT), torch.ones(3, PROMPT, dtype=torch.long)
+    mask[1, :7], mask[2, :15] = 0, 0
+    return ids, mask
+
+
+def positions(mask):
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def full_logits(model, sequence, mask):
+    """The logits of every position by one forward pass without a cache."""
+    with torch.no_grad():
+        return model(
+            sequence, attention_mask=mask, position_ids=positions(mask), use_cache=False
+        ).logits
+
+
+def generate(model, ids, mask, **options):
+    options = {"max_new_tokens": 60, "do_sample": False, **options}
+    return model.generate(
+        ids, attention_mask=mask, output_logits=True, return_dict_in_generate=True, **options
+    )
+
+
+def extended(mask, length):
+    return torch.cat([mask, mask.new_ones(len(mask), length - mask.shape[1])], 1)
+
+
+def assert_exact(model, out, mask, tolerance=TOLERANCE):
+    """Every step's logits are those of a full forward pass over what was generated."""
+    sequence = out.sequences
+    want = full_logits(model, sequence, extended(mask, sequence.shape[1]))
+    got = torch.stack(out.logits, 1)
+    assert_close(got, want[:, mask.shape[1] - 1 : -1], atol=tolerance, rtol=0)
+
+
+def assert_pruned(cache):
+    kept = cache.kept.float()
+    assert kept.shape[0] == len(cache.stores)
+    assert (kept < 0.9 * cache.seen).any(), "nothing was dropped"
+    assert len(kept) == 1 or kept.std(dim=0).max() > 0, "all layers dropped alike"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_greedy_with_a_padded_batch(name, backend):
+    model, pruned = attached(name)
+    ids, mask = padded_batch()
+    cache = PrunedCache(pruned, backend=backend)
+    out = generate(model, ids, mask, max_new_tokens=200, past_key_values=cache)
+    assert out.past_key_values is cache
+    assert_exact(model, out, mask)
+    assert_pruned(cache)
+    assert cache.seen == PROMPT + 199
+
+
+@pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in SHAPES])
+def test_greedy_on_every_family(name):
+    model, _ = attached(name)
+    ids, mask = padded_batch()
+    out = generate(model, ids, mask, max_new_tokens=30)
+    assert_exact(model, out, mask, tolerance=2e-3 if name == "qwen3_next" else 1e-4)
+    assert_pruned(out.past_key_values)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_padded_row_equals_the_row_alone(name, backend):
+    model, pruned = attached(name)
+    ids, mask = padded_batch()
+    batch = generate(model, ids, mask, past_key_values=PrunedCache(pruned, backend=backend))
+    for row in range(3):
+        real = mask[row].bool()
+        alone = generate(model, ids[row : row + 1, real], mask[row : row + 1, real])
+        assert torch.equal(batch.sequences[row, PROMPT:], alone.sequences[0, real.sum() :])
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunked_prefill(name, chunk):
+    model, _ = attached(name)
+    ids, mask = padded_batch()
+    out = generate(model, ids, mask, prefill_chunk_size=chunk)
+    assert_exact(model, out, mask)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_second_turn_on_a_returned_cache(name):
+    model, _ = attached(name)
+    ids = random_ids(2, PROMPT)
+    first = generate(model, ids, torch.ones_like(ids), max_new_tokens=20)
+    turn = torch.cat([first.sequences, random_ids(2, 15, seed=5)], 1)
+    mask = torch.ones_like(turn)
+    cache = first.past_key_values
+    second = generate(model, turn, mask, past_key_values=cache)
+    assert second.past_key_values is cache
+    assert_exact(model, second, mask)
+
+
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "gemma2"])
+def test_right_padding(name):
+    """Prompts padded on the right, then tokens one at a time, against each row alone.
+
+    Not Gemma 2: the host counts pads in the windows of its sliding layers.
+    """
+    model, pruned = attached(name)
+    ids, mask = random_ids(3, PROMPT), torch.ones(3, PROMPT, dtype=torch.long)
+    mask[1, 30:], mask[2, 12:] = 0, 0
+    tail = random_ids(3, 25, seed=7)
+    cache = PrunedCache(pruned)
+    whole = torch.cat([mask, torch.ones_like(tail)], 1)
+    with torch.no_grad():
+        model(ids, attention_mask=mask, position_ids=positions(mask), past_key_values=cache)
+        for t in range(25):
+            seen = whole[:, : PROMPT + t + 1]
+            got = model(
+                tail[:, t : t + 1],
+                attention_mask=seen,
+                position_ids=positions(seen)[:, -1:],
+                past_key_values=cache,
+            ).logits[:, -1]
+            for row in range(3):
+                real = torch.cat([ids[row][mask[row].bool()], tail[row, : t + 1]])[None]
+                if t % 6 == 0:
+                    want = full_logits(model, real, torch.ones_like(real))[:, -1]
+                    assert_close(got[row : row + 1], want, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_beams(name, backend):
+    """Beam search with the cache picks what beam search without any cache picks."""
+    model, pruned = attached(name)
+    ids, mask = padded_batch()
+    options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 25, "do_sample": False}
+    got = model.generate(
+        ids, attention_mask=mask, past_key_values=PrunedCache(pruned, backend=backend), **options
+    )
+    want = model.generate(ids, attention_mask=mask, use_cache=False, **options)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_sampling_and_several_sequences(name):
+    model, _ = attached(name)
+    ids, mask = padded_batch()
+    options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 30, "top_k": 0}
+    torch.manual_seed(3)
+    got = model.generate(ids, attention_mask=mask, **options)
+    torch.manual_seed(3)
+    assert torch.equal(model.generate(ids, attention_mask=mask, use_cache=False, **options), got)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_rows_that_end_at_different_times(name):
+    model, _ = attached(name)
+    ids, mask = padded_batch()
+    plain = generate(model, ids, mask).sequences
+    end = int(plain[1, PROMPT + 10])
+    out = model.generate(
+        ids, attention_mask=mask, max_new_tokens=60, do_sample=False, eos_token_id=end,
+        pad_token_id=0,
+    )  # fmt: skip
+    for row in range(3):
+        new = plain[row, PROMPT:].tolist()
+        stop = new.index(end) + 1 if end in new else len(new)
+        assert out[row, PROMPT : PROMPT + stop].tolist() == new[:stop]
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_prompt_lookup_decoding(name):
+    model, _ = attached(name)
+    # repeats, so that some candidates are accepted and some are not
+    ids = random_ids(1, 12).repeat(1, 4)
+    mask = torch.ones_like(ids)
+    options = {"max_new_tokens": 60, "do_sample": False}
+    want = model.generate(ids, attention_mask=mask, **options)
+    got = model.generate(ids, attention_mask=mask, prompt_lookup_num_tokens=5, **options)
+    assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("pruned_assistant", [False, True])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_assisted_decoding(name, pruned_assistant):
+    model, _ = attached(name)
+    assistant = zoo.make(name, seed=0)  # the same weights, unpruned: often right, not always
+    if pruned_assistant:
+        uneven_gates(kvprune.attach(assistant, PruningConfig(rank=8)), seed=4)
+    ids = random_ids(1, 30)
+    options = {"max_new_tokens": 50, "do_sample": False, "attention_mask": torch.ones_like(ids)}
+    want = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **options), want)
+
+
+def test_crop_takes_back_what_was_recorded():
+    model, pruned = attached("llama")
+    ids = random_ids(1, 60)
+    cache = PrunedCache(pruned, record=True)
+    with torch.no_grad():
+        model(ids[:, :30], past_key_values=cache)
+        with pytest.raises(PruneError, match="activate_past_recording"):
+            cache.crop(-2)
+        cache.activate_past_recording()
+        model(random_ids(1, 9, seed=3), past_key_values=cache)
+        model(random_ids(1, 1, seed=4), past_key_values=cache)
+        cache.crop(-10)
+        assert cache.seen == 30
+        got = [model(ids[:, 30:45], past_key_values=cache).logits]
+        cache.crop(0)
+        got.append(model(ids[:, 45:], past_key_values=cache).logits)
+        cache.crop(0)
+    want = full_logits(model, ids, torch.ones_like(ids))[:, 30:]
+    assert_close(torch.cat(got, 1), want, atol=TOLERANCE, rtol=0)
+    assert torch.equal(cache.drop_step, pruned.trace(ids))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("depth_tied", [False, True])
+@pytest.mark.parametrize("chunk", [None, 11])
+def test_the_record_equals_the_trace(backend, depth_tied, chunk):
+    model, pruned = attached("llama", depth_tied=depth_tied, protect_first=1, protect_recent=2)
+    ids = random_ids(2, PROMPT)
+    cache = PrunedCache(pruned, record=True, backend=backend)
+    mask = torch.ones_like(ids)
+    out = generate(model, ids, mask, past_key_values=cache, prefill_chunk_size=chunk)
+    assert_exact(model, out, mask)
+    assert torch.equal(cache.drop_step, pruned.trace(out.sequences[:, :-1]))
+    alive = (cache.drop_step == kvprune.NEVER).sum(-1)
+    assert torch.equal(cache.kept, alive)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_half_precision(name, dtype):
+    """Not exact token by token, rounding differs with the order of sums, but close."""
+    model, _ = attached(name)
+    model.to(dtype)
+    ids, mask = padded_batch()
+    out = generate(model, ids, mask, max_new_tokens=20)
+    assert out.past_key_values.stores[0].table.keys.dtype == dtype
+    want = full_logits(model, out.sequences, extended(mask, out.sequences.shape[1]))
+    got = torch.stack(out.logits, 1)
+    off = (got.float() - want[:, PROMPT - 1 : -1].float()).abs()
+    assert off.median() < 0.05
+
+
+@pytest.mark.parametrize("config", [DenseConfig(), LocalConfig(window=9), StridedConfig(stride=8)])
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_baselines(config, backend, name):
+    model = zoo.make(name)
+    pruned = kvprune.attach(model, config)
+    ids, mask = padded_batch()
+    cache = PrunedCache(pruned, backend=backend)
+    out = generate(model, ids, mask, past_key_values=cache)
+    assert_exact(model, out, mask)
+    most = int(cache.kept.max())
+    seen = cache.seen
+    bound = {"dense": seen, "local": 9, "strided": seen // 8 + 8}[config.method]
+    assert most <= bound
+    assert config.method == "dense" or cache.nbytes < cache.dense_nbytes
+
+
+def test_inference_mode_and_leaving_it():
+    model, _ = attached("gpt2")
+    ids, mask = padded_batch()
+    with torch.inference_mode():
+        out = generate(model, ids, mask, max_new_tokens=10)
+    more = torch.cat([out.sequences, random_ids(3, 4)], 1)
+    longer = extended(mask, more.shape[1])
+    again = generate(model, more, longer, past_key_values=out.past_key_values, max_new_tokens=10)
+    assert_exact(model, again, longer)
+
+
+def test_a_copied_cache_goes_its_own_way():
+    model, _ = attached("llama")
+    ids = random_ids(2, PROMPT)
+    out = generate(model, ids, torch.ones_like(ids), max_new_tokens=10)
+    twin = copy.deepcopy(out.past_key_values)
+    for cache, seed in ((out.past_key_values, 1), (twin, 2)):
+        more = torch.cat([out.sequences, random_ids(2, 8, seed=seed)], 1)
+        assert_exact(model, generate(model, more, torch.ones_like(more), past_key_values=cache),
+                     torch.ones_like(more))  # fmt: skip
+    assert twin.to("cpu") is twin
+
+
+def test_streamers_and_scores():
+    from transformers import TextStreamer
+
+    class Collect(TextStreamer):
+        def __init__(self):
+            self.tokens = []
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.tokens.append(None)
+
+    model, _ = attached("gpt2")
+    ids = random_ids(1, 12)
+    streamer = Collect()
+    out = model.generate(
+        ids, max_new_tokens=8, do_sample=False, streamer=streamer, output_scores=True,
+        return_dict_in_generate=True, attention_mask=torch.ones_like(ids),
+    )  # fmt: skip
+    assert streamer.tokens == [*out.sequences[0].tolist(), None]
+    assert len(out.scores) == 8
+
+
+def test_what_the_cache_reports():
+    model, pruned = attached("llama")
+    ids, mask = padded_batch()
+    cache = generate(model, ids, mask, max_new_tokens=30).past_key_values
+    assert isinstance(cache, PrunedCache)
+    assert cache.seen == PROMPT + 29
+    assert cache.kept.shape == (3, 3)
+    assert cache.dense_nbytes == 3 * 3 * 2 * 69 * 16 * 2 * 4
+    storages = [
+        column.untyped_storage().nbytes()
+        for store in cache.stores
+        for column in store.table.columns.values()
+    ]
+    assert cache.nbytes == sum(storages)
+    assert 0.9 <= cache.load_factor <= 1
+    # at the last position: the share of earlier tokens that are gone
+    earlier = torch.tensor([68, 61, 53]).sum()
+    gone = 1 - (cache.kept - 1).sum(1) / earlier
+    assert_close(pruned.sparsity().per_layer, gone.float())
+    assert "pruned" in repr(cache).lower()
+
+
+def test_plain_forward_makes_and_continues_a_pruned_cache():
+    from transformers import DynamicCache
+
+    model, _ = attached("llama")
+    ids = random_ids(2, 50)
+    with torch.no_grad():
+        for given in ({}, {"past_key_values": DynamicCache()}):
+            first = model(ids[:, :35], **given)
+            assert isinstance(first.past_key_values, PrunedCache)
+            second = model(ids[:, 35:], past_key_values=first.past_key_values)
+            want = full_logits(model, ids, torch.ones_like(ids))
+            got = torch.cat([first.logits, second.logits], 1)
+            assert_close(got, want, atol=TOLERANCE, rtol=0)
+
+
+def test_gradients_flow_in_eval_mode():
+    model, _ = attached("llama")
+    embeds = model.get_input_embeddings()(random_ids(1, 12)).detach().requires_grad_()
+    model(inputs_embeds=embeds).logits.sum().backward()
+    assert embeds.grad.abs().max() > 0
+
+
+def test_what_cannot_work_says_so():
+    from transformers import DynamicCache, StaticCache
+
+    model, pruned = attached("llama")
+    ids = random_ids(1, 8)
+    with pytest.raises(PruneError, match="generate_batch"):
+        model.generate_batch([[1, 2, 3]])
+    for kind in ("static", "offloaded", "quantized"):
+        with pytest.raises(PruneError, match=kind):
+            model.generate(ids, cache_implementation=kind)
+    full = DynamicCache()
+    full.update(torch.zeros(1, 2, 3, 16), torch.zeros(1, 2, 3, 16), 0)
+    static = StaticCache(config=model.config, max_cache_len=20)
+    for cache in (full, static):
+        with pytest.raises(PruneError, match=type(cache).__name__):
+            model(ids, past_key_values=cache)
+    other = PrunedCache(kvprune.attach(zoo.make("llama", num_hidden_layers=2)))
+    with pytest.raises(PruneError, match="another model"):
+        model.generate(ids, past_key_values=other)
+    pruned.hard = False
+    with pytest.raises(PruneError, match="soft"):
+        model.generate(ids)
+    with pytest.raises(PruneError, match="nothing was read"):
+        _ = PrunedCache(pruned).kept
+    with pytest.raises(PruneError, match="record=True"):
+        _ = PrunedCache(pruned).drop_step
+
+
+def test_detach_gives_generate_back():
+    model, pruned = attached("llama")
+    ids = random_ids(1, 8)
+    want = zoo.make("llama").generate(ids, max_new_tokens=5, do_sample=False)
+    pruned.detach()
+    out = model.generate(ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True)
+    assert torch.equal(out.sequences, want)
+    assert not isinstance(out.past_key_values, PrunedCache)
+
+
+def test_a_copied_model_generates_with_its_own_layers():
+    model, _ = attached("llama")
+    twin = copy.deepcopy(model)
+    ids = random_ids(1, 20)
+    want = twin.generate(ids, max_new_tokens=10, do_sample=False)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert torch.equal(twin.generate(ids, max_new_tokens=10, do_sample=False), want)
