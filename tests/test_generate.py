@@ -11,11 +11,14 @@ import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import (
     DenseConfig,
+    H2OConfig,
     LocalConfig,
     PrunedCache,
     PruneError,
     PruningConfig,
+    StreamingConfig,
     StridedConfig,
+    TovaConfig,
 )
 
 SHAPES = ["gpt2", "llama", "qwen3", "gpt_neox", "gemma2"]
@@ -279,7 +282,9 @@ def test_half_precision(name, dtype):
     assert off.median() < 0.05
 
 
-@pytest.mark.parametrize("config", [DenseConfig(), LocalConfig(window=9), StridedConfig(stride=8)])
+@pytest.mark.parametrize(
+    "config", [DenseConfig(), LocalConfig(9), StridedConfig(8), StreamingConfig(budget=9, sinks=2)]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_baselines(config, backend, name):
@@ -291,7 +296,7 @@ def test_baselines(config, backend, name):
     assert_exact(model, out, mask)
     most = int(cache.kept.max())
     seen = cache.seen
-    bound = {"dense": seen, "local": 9, "strided": seen // 8 + 8}[config.method]
+    bound = {"dense": seen, "local": 9, "strided": seen // 8 + 8, "streaming": 9}[config.method]
     assert most <= bound
     assert config.method == "dense" or cache.nbytes < cache.dense_nbytes
 
@@ -434,3 +439,66 @@ def test_a_copied_model_generates_with_its_own_layers():
         for parameter in model.parameters():
             parameter.zero_()
     assert torch.equal(twin.generate(ids, max_new_tokens=10, do_sample=False), want)
+
+
+@pytest.mark.parametrize("config", [TovaConfig(budget=12), H2OConfig(budget=12)])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
+def test_policies_hold_their_budget_and_are_exact(config, name):
+    model = zoo.make(name)
+    pruned = kvprune.attach(model, config)
+    ids, mask = padded_batch()
+    out = generate(model, ids, mask, max_new_tokens=25)
+    assert_exact(model, out, mask)
+    assert int(out.past_key_values.kept.max()) == 12
+    steps = pruned.trace(ids, mask)
+    assert steps.shape == (len(pruned.layers), 3, PROMPT)
+    # the last token saw the budget and itself; who left after it is not in its past
+    assert (steps[:, 0] == kvprune.NEVER).sum(-1).tolist() == [13] * len(pruned.layers)
+    assert 0.2 < pruned.sparsity().total < 0.9
+
+
+def plain_policy(config, logits):
+    """TOVA and H2O as loops over one head's logits (T, T): which tokens each query sees."""
+    T, held, score, seen = len(logits), [], {}, []
+    for t in range(T):
+        held.append(t)
+        seen.append(list(held))
+        weights = torch.softmax(logits[t, held], -1).tolist()
+        for token, weight in zip(held, weights, strict=True):
+            score[token] = score.get(token, 0.0) + weight
+        if len(held) > config.budget:
+            if isinstance(config, TovaConfig):
+                held.pop(min(range(len(held)), key=weights.__getitem__))
+            else:
+                recent = config.budget - config.budget // 2
+                old = [token for token in held if t - token >= recent]
+                held.remove(min(old, key=score.__getitem__))
+    return seen
+
+
+@pytest.mark.parametrize("config", [TovaConfig(budget=5), H2OConfig(budget=6)])
+def test_policies_against_plain_loops(config):
+    """One layer, one head: the trace is that of the loops."""
+    model = zoo.make("gpt2", n_layer=1, n_head=1)
+    ids = random_ids(1, 30)
+    caught = {}
+    attention = model.transformer.h[0].attn
+    hook = attention.register_forward_pre_hook(lambda module, args: caught.update(x=args[0]))
+    with torch.no_grad():
+        model(ids)
+        q, k, _ = attention.c_attn(caught["x"])[0].split(64, -1)
+    hook.remove()
+    seen = plain_policy(config, (q @ k.T) / 8)
+    steps = kvprune.attach(model, config).trace(ids)[0, 0]
+    for t, tokens in enumerate(seen):
+        assert [j for j in range(t + 1) if t < steps[j]] == tokens
+
+
+def test_policies_refuse_what_they_cannot_do():
+    model = zoo.make("llama")
+    kvprune.attach(model, TovaConfig(budget=5))
+    ids = random_ids(1, 12)
+    with pytest.raises(PruneError, match="eval mode"):
+        model.train()(ids)
+    with pytest.raises(PruneError, match="take tokens back"):
+        model.eval().generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=5)

@@ -10,9 +10,12 @@ from kvprune.version import __version__ as __version__
 if TYPE_CHECKING:
     from kvprune.cache import PrunedCache as PrunedCache
     from kvprune.config import DenseConfig as DenseConfig
+    from kvprune.config import H2OConfig as H2OConfig
     from kvprune.config import LocalConfig as LocalConfig
     from kvprune.config import PruningConfig as PruningConfig
+    from kvprune.config import StreamingConfig as StreamingConfig
     from kvprune.config import StridedConfig as StridedConfig
+    from kvprune.config import TovaConfig as TovaConfig
     from kvprune.errors import PruneError as PruneError
     from kvprune.ops.alpha_sigmoid import alpha_sigmoid as alpha_sigmoid
     from kvprune.ops.alpha_sigmoid import log_alpha_sigmoid as log_alpha_sigmoid
@@ -33,6 +36,9 @@ _HOME = {
     "DenseConfig": "config",
     "LocalConfig": "config",
     "StridedConfig": "config",
+    "TovaConfig": "config",
+    "StreamingConfig": "config",
+    "H2OConfig": "config",
     "PruneError": "errors",
     "alpha_sigmoid": "ops.alpha_sigmoid",
     "log_alpha_sigmoid": "ops.alpha_sigmoid",

@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from kvprune import baselines, host
-from kvprune.cache import PrunedCache, PrunedLayer
+from kvprune import cached, host, policies
+from kvprune.cache import PrunedCache
 from kvprune.config import PruningConfig
+from kvprune.deciding import decide, interact
 from kvprune.errors import PruneError
-from kvprune.layer import Layer, layer_of, protection
+from kvprune.layer import Form, Layer, layer_of, protection
 from kvprune.ops.attend.hard import hard_attention
 from kvprune.ops.attend.soft import SoftOptions, soft_attention
-from kvprune.ops.decode import Votes
-from kvprune.ops.decode import decode as decode_step
 from kvprune.ops.gate import Gate
-from kvprune.ops.keep.drop import drop_steps, kept_pairs
-from kvprune.ops.timeline import NEVER, Timeline
-from kvprune.slots import Slots
-
-
-class Form(NamedTuple):
-    """How the host model shapes its attention."""
-
-    scaling: float
-    dropout: float
-    softcap: float | None
-    sinks: Tensor | None
-    training: bool
+from kvprune.ops.keep.drop import kept_pairs
+from kvprune.ops.timeline import Timeline
 
 
 def attention(
@@ -66,14 +54,19 @@ def attention(
     scaling = D**-0.5 if scaling is None else scaling
     form = Form(scaling, dropout, softcap, s_aux, module.training)
     is_hard = settings.is_hard(module.training)
-    if is_hard and isinstance(cache, PrunedCache):
+    if is_hard and policies.is_scored(settings.config):
+        store = cache.store(layer.index) if isinstance(cache, PrunedCache) else None
+        out = cached.follow(layer, query, key, value, attention_mask, form, store)
+    elif is_hard and isinstance(cache, PrunedCache):
         store = cache.store(layer.index)
         rules = protection(settings.config)
         timeline = cache.timeline(store, attention_mask, (B, T), query.device, rules)
         if T == 1 and s_aux is None and not store.record_past:
-            out = decode(layer, hidden, query, key, value, timeline, form, store, cache.backend)
+            out = cached.decode(
+                layer, hidden, query, key, value, timeline, form, store, cache.backend
+            )
         else:
-            out = read(layer, hidden, query, key, value, timeline, form, store)
+            out = cached.read(layer, hidden, query, key, value, timeline, form, store)
     else:
         timeline = settings.timeline(attention_mask, (B, T), query.device)
         attend = hard if is_hard else soft
@@ -122,135 +115,6 @@ def hard(
     return hard_attention(
         query, key, value, steps, form.scaling, form.softcap, form.dropout, form.sinks
     )
-
-
-def read(
-    layer: Layer,
-    hidden: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    timeline: Timeline,
-    form: Form,
-    store: PrunedLayer,
-) -> Tensor:
-    """A prompt, or a part of one, into the cache: only what survives it is stored."""
-    store.begin(key, value)
-    past = store.past()
-    with torch.no_grad():
-        q_int, k_int, beta = interact(layer, hidden)
-        new = Slots(key.detach(), value.detach(), k_int, timeline.clock.long(), timeline.clock >= 0)
-        if past.token.shape[1]:
-            timeline = timeline.after(past.token, past.valid, protection(layer.settings.config))
-            k_int = torch.cat([past.key_int, k_int], 1)
-        steps = decide(layer, q_int, k_int, beta, timeline, past.token)
-        kept = kept_pairs(steps, timeline)
-        layer.record(kept, timeline, form.training, steps[:, timeline.past :])
-        # a free slot still shows the number of a token that left, or moved
-        held = past.token.where(past.valid, -1)
-        layer.below_steps = (torch.cat([held, new.token], 1), steps)
-    if past.token.shape[1]:
-        key, value = torch.cat([past.keys, key], 2), torch.cat([past.values, value], 2)
-    out = hard_attention(
-        query, key, value, steps, form.scaling, form.softcap, form.dropout, form.sinks
-    )
-    if store.trace is not None:
-        gone = (steps < NEVER) & (timeline.visible_from < NEVER)
-        token = layer.below_steps[0].where(gone, -1)
-        dropper = new.token.gather(1, steps.clamp(0, new.token.shape[1] - 1))
-        store.trace.note(token, dropper, int(new.token.max()) + 1)
-    store.absorb(new, steps)
-    return out
-
-
-@torch.no_grad()
-def decode(
-    layer: Layer,
-    hidden: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    timeline: Timeline,
-    form: Form,
-    store: PrunedLayer,
-    backend: str | None,
-) -> Tensor:
-    """One token: it votes, the losers leave, it attends to the survivors and takes a slot."""
-    config, table = layer.settings.config, store.begin(key, value)
-    now = timeline.clock[:, 0].long()
-    votes, also_drop = None, None
-    if isinstance(config, PruningConfig):
-        q_int, k_int, beta = interact(layer, hidden)
-        votes = Votes(
-            q_int[:, 0], k_int[:, 0], beta, config.threshold,
-            config.protect_first, config.protect_recent,
-        )  # fmt: skip
-        if config.depth_tied and layer.below:
-            also_drop = _contains(table.get().token, layer.below[-1].dropped)
-    else:
-        also_drop = baselines.drop_position(config, table.get().token) <= now[:, None]
-    active = timeline.clock[:, 0] >= 0 if timeline.padded else None
-    done = decode_step(
-        table, query, key, value, now, scaling=form.scaling, votes=votes, softcap=form.softcap,
-        active=active, also_drop=also_drop, backend=backend,
-    )  # fmt: skip
-    store.seen += 1
-    layer.dropped = done.dropped
-    if store.trace is not None:
-        store.trace.note(done.dropped, now[:, None], int(now.max()) + 1)
-    layer.record_decode(table, timeline)
-    return done.output
-
-
-def interact(layer: Layer, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q_int / √r, k_int, β; of no width for a baseline, which does not vote."""
-    if layer.interaction is not None:
-        made: tuple[Tensor, Tensor, Tensor] = layer.interaction(hidden)
-        return made
-    nothing = hidden.new_empty(*hidden.shape[:2], 0, dtype=torch.float32)
-    return nothing, nothing, nothing.new_zeros(())
-
-
-def decide(
-    layer: Layer,
-    q_int: Tensor,
-    k_int: Tensor,
-    beta: Tensor,
-    timeline: Timeline,
-    past: Tensor | None = None,
-) -> Tensor:
-    """The drop step of every key in this layer: (B, P + T); past: (B, P), their token numbers."""
-    config = layer.settings.config
-    if not isinstance(config, PruningConfig):
-        return baselines.drop_steps(config, timeline, past)
-    with torch.autocast(q_int.device.type, enabled=False):
-        steps = drop_steps(q_int, k_int, beta, timeline, config.threshold)
-    if config.depth_tied and layer.below:
-        steps = torch.minimum(steps, _below(layer, timeline, past))
-    return steps
-
-
-def _below(layer: Layer, timeline: Timeline, past: Tensor | None) -> Tensor:
-    """The drop steps of the layer below for the keys of this one: (B, P + T)."""
-    below = layer.below[-1]
-    if past is None:
-        assert below.drop_step is not None
-        return below.drop_step
-    assert below.below_steps is not None
-    token, steps = below.below_steps  # its slots hold other tokens, in another order
-    ours = torch.cat([past, timeline.clock.long()], 1)
-    length = int(torch.maximum(token.max(), ours.max())) + 1
-    table = torch.full((len(token), length + 1), NEVER, device=token.device)
-    # a pad's number is -1: the last column, which nobody reads
-    table.scatter_(1, token % (length + 1), steps)
-    table[:, length] = NEVER
-    return table.gather(1, ours % (length + 1))
-
-
-def _contains(token: Tensor, dropped: Tensor | None) -> Tensor:
-    """Which of the tokens (B, S) are among those dropped (B, S'); -1 is nobody."""
-    assert dropped is not None
-    return (token[:, :, None] == dropped[:, None, :]).any(-1)
 
 
 def padding_mask(

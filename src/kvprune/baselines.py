@@ -1,14 +1,14 @@
-"""The paper's baselines as drop steps: fixed patterns, known before anything is read."""
+"""Baselines as drop steps: fixed patterns, known before anything is read."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from kvprune.config import DenseConfig, LocalConfig, StridedConfig
+from kvprune.config import DenseConfig, LocalConfig, StreamingConfig, StridedConfig
 from kvprune.ops.timeline import NEVER, Timeline
 
-BaselineConfig = DenseConfig | LocalConfig | StridedConfig
+BaselineConfig = DenseConfig | LocalConfig | StridedConfig | StreamingConfig
 
 
 def drop_position(config: BaselineConfig, position: Tensor) -> Tensor:
@@ -16,12 +16,16 @@ def drop_position(config: BaselineConfig, position: Tensor) -> Tensor:
 
     local:    j leaves with token j + window
     strided:  j leaves with the first token of the next block, unless j is the last of its own
+    streaming: as local with what the sinks leave of the budget; the sinks stay
     """
     if isinstance(config, LocalConfig):
         return position + config.window
     if isinstance(config, StridedConfig):
         next_block = (position // config.stride + 1) * config.stride
         return next_block.where(position + 1 < next_block, NEVER)
+    if isinstance(config, StreamingConfig):
+        window = position + (config.budget - config.sinks)
+        return window.where(position >= config.sinks, NEVER)
     return torch.full_like(position, NEVER)
 
 

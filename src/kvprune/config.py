@@ -69,10 +69,57 @@ class StridedConfig:
         _whole(self, "stride", at_least=1)
 
 
-Config = PruningConfig | DenseConfig | LocalConfig | StridedConfig
-METHODS: dict[str, type[Any]] = {
-    c.method: c for c in (PruningConfig, DenseConfig, LocalConfig, StridedConfig)
-}
+@dataclass(frozen=True)
+class StreamingConfig:
+    """Training-free: the first tokens and a window of the last ones (StreamingLLM).
+
+    Keys stay rotated to their true positions; the original renumbers them.
+    """
+
+    method: ClassVar[str] = "streaming"
+
+    budget: Annotated[int, "how many tokens a layer may hold"]
+    sinks: Annotated[int, "how many of them are the first of the row"] = 4
+
+    def __post_init__(self) -> None:
+        _whole(self, "sinks", at_least=0)
+        _whole(self, "budget", at_least=self.sinks + 1)
+
+
+@dataclass(frozen=True)
+class TovaConfig:
+    """Training-free: over the budget, the token with the least attention leaves (TOVA)."""
+
+    method: ClassVar[str] = "tova"
+
+    budget: Annotated[int, "how many tokens a layer may hold"]
+
+    def __post_init__(self) -> None:
+        _whole(self, "budget", at_least=1)
+
+
+@dataclass(frozen=True)
+class H2OConfig:
+    """Training-free: the last tokens, and those with the most attention so far (H2O)."""
+
+    method: ClassVar[str] = "h2o"
+
+    budget: Annotated[int, "how many tokens a layer may hold, half of them the last ones"]
+
+    def __post_init__(self) -> None:
+        _whole(self, "budget", at_least=2)
+
+
+Config = (
+    PruningConfig
+    | DenseConfig
+    | LocalConfig
+    | StridedConfig
+    | StreamingConfig
+    | TovaConfig
+    | H2OConfig
+)
+METHODS: dict[str, type[Any]] = {c.method: c for c in Config.__args__}
 
 
 def to_dict(config: Config) -> dict[str, Any]:

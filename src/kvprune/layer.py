@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,16 @@ class Settings:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": ()}
+
+
+class Form(NamedTuple):
+    """How the host model shapes its attention."""
+
+    scaling: float
+    dropout: float
+    softcap: float | None
+    sinks: Tensor | None
+    training: bool
 
 
 def protection(config: Config) -> Protection:

@@ -68,7 +68,8 @@ class SlotTable:
             "token": empty(B, 0, dtype=torch.int64),
             "valid": empty(B, 0, dtype=torch.bool),
         }
-        for name, shape in (extra or {}).items():
+        self.extra = dict(extra or {})
+        for name, shape in self.extra.items():
             self.columns[name] = empty(B, 0, *shape, dtype=f32)
         # known to the host, so that `get` and most of `push` need not wait for the device
         self.width = 0

@@ -7,6 +7,7 @@ import sys
 import typer
 
 from kvprune.cli.demo import demo
+from kvprune.cli.generate import generate
 from kvprune.errors import PruneError
 from kvprune.version import __version__
 
@@ -17,6 +18,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(generate)
 
 
 def _version(show: bool) -> None:

@@ -1,0 +1,114 @@
+"""How many bytes does the cache take at 80 % pruned, and a long prompt while it is read?"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import harness
+
+LENGTHS = [16000, 32000]
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--peak", type=int, metavar="N", help="used by the script itself")
+    parser.add_argument("--process", metavar="KIND", help="used by the script itself")
+    args = parser.parse_args()
+    if args.peak:
+        print(prefill_peak(args.peak))
+        return
+    if args.process:
+        print(process_bytes(args.process))
+        return
+    storage, load = storages()
+    dense, ours = (child("--process", kind) for kind in ("dynamic", "ours"))
+    peaks = {n: child("--peak", str(n)) for n in LENGTHS}
+    ratios = {
+        "bytes_at_80": max(storage, ours / dense),
+        "prefill_peak_16000_to_32000": peaks[32000] / peaks[16000],
+    }
+    rows = [
+        ["storages, uneven rows, load factor " + f"{load:.2f}", "dense", storage],
+        ["process memory", "dense", ours / dense],
+        ["peak of a prefill of 32,000", "of 16,000", ratios["prefill_peak_16000_to_32000"]],
+    ]
+    details = {"process_bytes": {"ours": ours, "dense": dense}, "prefill_peak_bytes": peaks}
+    harness.report(args, ratios, ["what", "against", "ratio"], rows, details)
+
+
+def child(*arguments: str) -> float:
+    """A number printed by this script in a process of its own."""
+    # every tensor a mapping of its own, given back when freed: no holes in the count
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    command = [sys.executable, __file__, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    return float(done.stdout)
+
+
+def filled_cache(pruned):
+    """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % a row, ± 40 % a layer."""
+    import torch
+
+    from decode import filled
+
+    random = torch.Generator().manual_seed(0)
+    share = 0.9 + 0.2 * torch.rand(12, 32, generator=random)
+    share *= 0.6 + 0.8 * torch.rand(12, 1, generator=random)
+    kept = (share / share.mean() * 200).round().long()
+    return filled(pruned, 32, 1000, kept)
+
+
+def storages() -> tuple[float, float]:
+    from decode import attached, gpt2
+
+    cache = filled_cache(attached(gpt2("float32")))
+    return cache.nbytes / cache.dense_nbytes, cache.load_factor
+
+
+def process_bytes(kind: str) -> float:
+    """Growth of this process when the cache is made."""
+    import gc
+
+    from decode import attached, dense_cache, gpt2
+
+    model = gpt2("float32")
+    pruned = attached(model) if kind == "ours" else None
+    before = resident("VmRSS")
+    cache = filled_cache(pruned) if pruned else dense_cache("dynamic", model, 32, 1000, 0)
+    gc.collect()
+    size = resident("VmRSS") - before
+    del cache
+    return size
+
+
+def prefill_peak(length: int) -> float:
+    """Peak bytes beyond the model of reading a prompt of `length` tokens, Llama shape."""
+    import torch
+
+    import kvprune
+    from decode import attached, llama
+
+    model = llama(40000)
+    pruned = attached(model)
+
+    def read(n: int) -> None:
+        with torch.inference_mode():
+            model(torch.randint(8192, (1, n)), past_key_values=kvprune.PrunedCache(pruned),
+                  logits_to_keep=1)  # fmt: skip
+
+    read(512)
+    before = resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    read(length)
+    return resident("VmHWM") - before
+
+
+def resident(field: str) -> float:
+    """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""kvprune generate: continue a prompt with a cache that forgets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def generate(
+    model: Annotated[str, typer.Argument(help="A folder, or a name on the hub.")],
+    prompt: Annotated[str | None, typer.Argument(help="To continue; - or none: stdin.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with one prompt a line, read as one batch.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="How much to write.", min=1)] = 100,
+    sample: Annotated[bool, typer.Option(help="Draw tokens instead of taking the best.")] = False,
+    temperature: Annotated[float, typer.Option(help="Of drawing.", min=1e-3)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Of drawing.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Continue a prompt, and say how much of the context the cache still holds."""
+    texts = _prompts(prompt, prompts)
+
+    import torch
+    import transformers
+
+    from kvprune.generate import generate as run
+    from kvprune.generate import load_model
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    loaded, tokenizer = load_model(model, adapter)
+    torch.manual_seed(seed)
+    stream = None if as_json or len(texts) > 1 else _write
+    options = {"do_sample": sample, **({"temperature": temperature} if sample else {})}
+    result = run(loaded, tokenizer, texts, max_new_tokens, stream, **options)
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    if stream is None:
+        for text in result.texts:
+            print(text)
+    else:
+        print()
+    print(
+        f"{result.new_tokens} tokens, {result.tokens_per_second:.1f} tokens/s; kept "
+        f"{result.kept_share:.0%} of the context; cache {result.cache_bytes / 2**20:.2f} MiB "
+        f"against {result.dense_bytes / 2**20:.2f} MiB dense",
+        file=sys.stderr,
+    )
+
+
+def _prompts(prompt: str | None, file: Path | None) -> list[str]:
+    from kvprune.errors import PruneError
+
+    if file is None:
+        return [sys.stdin.read() if prompt in (None, "-") else str(prompt)]
+    if prompt is not None:
+        raise PruneError("a prompt and --prompts were both given; use one of them")
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PruneError(f"cannot read prompts from {file}: {error}") from error
+    return [line for line in lines if line.strip()]
+
+
+def _write(text: str) -> None:
+    print(text, end="", flush=True)
