@@ -33,8 +33,8 @@ format: $(READY)  ## format the code in place
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## run every benchmark and keep its numbers in benchmarks/results
-	for script in benchmarks/gate.py benchmarks/train_step.py; do \
-	  $(BIN)/python $$script --save || exit 1; done
+	for name in gate train_step decode prefill memory; do \
+	  $(BIN)/python benchmarks/$$name.py --save || exit 1; done
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

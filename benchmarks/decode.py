@@ -16,7 +16,7 @@ def main() -> None:
     repeats = 3 if args.quick else 7
     for precision in ("float32", "bfloat16"):
         for batch in [32] if args.quick else BATCHES:
-            seconds = gpt2_steps(precision, batch, CONTEXT, SPARSITY, repeats)
+            seconds = gpt2_steps(precision, batch, CONTEXT, repeats, args.quick)
             for other in ("dynamic", "static", "dense"):
                 ratio = harness.ratio(seconds[other], seconds["ours"])
                 rows.append([f"{precision}, batch {batch}, context {CONTEXT}", other, ratio])
@@ -27,18 +27,18 @@ def main() -> None:
             }
     short = []
     for batch in [1] if args.quick else BATCHES:
-        seconds = gpt2_steps("float32", batch, 64, SPARSITY, repeats, only=("dynamic", "ours"))
+        seconds = gpt2_steps("float32", batch, 64, repeats, args.quick, only=("dynamic", "ours"))
         short.append(harness.ratio(seconds["dynamic"], seconds["ours"]))
         rows.append([f"float32, batch {batch}, context 64", "dynamic", short[-1]])
     ratios["float32_ctx64_vs_dynamic"] = min(short)
 
-    share, numbers = bandwidth(repeats)
+    share, numbers = bandwidth(repeats, args.quick)
     ratios["attention_bandwidth_share"] = share
     rows.append(["attention's bytes/s, float32, batch 32", "read bandwidth", share])
     details["bandwidth"] = numbers
 
     contexts = [1000, 32000] if args.quick else [250, 1000, 4000, 16000, 32000]
-    seconds = llama_steps(contexts, repeats)
+    seconds = llama_steps(contexts, repeats, 2 if args.quick else 12)
     for context in contexts:
         ratio = harness.ratio(seconds[f"ours {context}"], seconds["ours 1000"])
         rows.append([f"Llama shape, 256 survivors, time at {context}", "time at 1000", ratio])
@@ -48,18 +48,22 @@ def main() -> None:
     flat = harness.ratio(seconds["ours 32000"], seconds["ours 1000"])
     ratios["flat_1000_to_32000"] = flat
 
-    seconds = uneven_and_ideal(repeats)
+    seconds = uneven_and_ideal(repeats, args.quick)
     ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
     rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
 
 
-def gpt2(precision: str):
+def gpt2(precision: str, quick: bool = False):
+    """GPT-2 small's shape with random weights; a slice of it for a quick look."""
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    model = GPT2LMHeadModel(GPT2Config(n_positions=2048)).eval()
+    config = GPT2Config(n_positions=2048)
+    if quick:
+        config.n_layer, config.vocab_size = 2, 1000
+    model = GPT2LMHeadModel(config).eval()
     return model.to(getattr(torch, precision))
 
 
@@ -152,14 +156,14 @@ def stepper(model, cache, batch: int, context: int):
 
 
 def gpt2_steps(
-    precision: str, batch: int, context: int, sparsity: float, repeats: int, only=None
+    precision: str, batch: int, context: int, repeats: int, quick: bool, only=None
 ) -> dict[str, list[float]]:
     import kvprune
 
-    plain, pruned_model, dense_model = (gpt2(precision) for _ in range(3))
+    plain, pruned_model, dense_model = (gpt2(precision, quick) for _ in range(3))
     room = STEPS * (repeats + 2)
     layers = plain.config.num_hidden_layers
-    kept = survivors(layers, batch, context, sparsity)
+    kept = survivors(layers, batch, context, SPARSITY)
     ours = filled(attached(pruned_model), batch, context, kept)
     calls = {"ours": stepper(pruned_model, ours, batch, context)}
     for kind in ("dynamic", "static"):
@@ -173,15 +177,14 @@ def gpt2_steps(
     return harness.interleave(repeats, calls)
 
 
-def bandwidth(repeats: int) -> tuple[float, dict[str, float]]:
+def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
     """Bytes a second that attention reads over all layers, against a plain sum of 1 GB."""
     import torch
 
     from kvprune.ops.decode import Votes, decode
 
-    batch, layers = 32, 12
-    model = gpt2("float32")
-    kept = survivors(layers, batch, CONTEXT, SPARSITY)
+    batch, model = 32, gpt2("float32", quick)
+    kept = survivors(model.config.n_layer, batch, CONTEXT, SPARSITY)
     cache = filled(attached(model), batch, CONTEXT, kept)
     query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
     query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
@@ -201,25 +204,25 @@ def bandwidth(repeats: int) -> tuple[float, dict[str, float]]:
     return attention / read, {"attention_gb_s": attention / 1e9, "read_gb_s": read / 1e9}
 
 
-def llama(positions: int):
+def llama(positions: int, layers: int = 12):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=12,
+        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 
 
-def llama_steps(contexts: list[int], repeats: int) -> dict[str, list[float]]:
+def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, list[float]]:
     """Batch 8, 256 survivors whatever the context; dense beside it."""
     batch, calls = 8, {}
-    ours, plain = llama(40000), llama(40000)
+    ours, plain = llama(40000, layers), llama(40000, layers)
     pruned = attached(ours)
     for context in contexts:
-        kept = survivors(12, batch, 256 / 0.2, 0.8).clamp(max=context)
+        kept = survivors(layers, batch, 256 / 0.2, 0.8).clamp(max=context)
         calls[f"ours {context}"] = stepper(ours, filled(pruned, batch, context, kept), batch, 0)
         if context in (1000, 4000, 16000):
             cache = dense_cache("dynamic", plain, batch, context, 0)
@@ -227,12 +230,12 @@ def llama_steps(contexts: list[int], repeats: int) -> dict[str, list[float]]:
     return harness.interleave(repeats, calls)
 
 
-def uneven_and_ideal(repeats: int) -> dict[str, list[float]]:
+def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
     """The paper's ideal case: every row holds as many tokens as every other."""
     calls = {}
     for name in ("uneven", "ideal"):
-        model = gpt2("float32")
-        kept = survivors(12, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
+        model = gpt2("float32", quick)
+        kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
         calls[name] = stepper(model, filled(attached(model), 32, CONTEXT, kept), 32, CONTEXT)
     return harness.interleave(repeats, calls)
 

@@ -13,17 +13,19 @@ LENGTHS = [16000, 32000]
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--peak", type=int, metavar="N", help="used by the script itself")
+    parser.add_argument("--layers", type=int, default=12, help="of the model that reads")
     parser.add_argument("--process", metavar="KIND", help="used by the script itself")
     args = parser.parse_args()
     if args.peak:
-        print(prefill_peak(args.peak))
+        print(prefill_peak(args.peak, args.layers))
         return
     if args.process:
         print(process_bytes(args.process))
         return
     storage, load = storages()
     dense, ours = (child("--process", kind) for kind in ("dynamic", "ours"))
-    peaks = {n: child("--peak", str(n)) for n in LENGTHS}
+    layers = "1" if args.quick else str(args.layers)
+    peaks = {n: child("--peak", str(n), "--layers", layers) for n in LENGTHS}
     ratios = {
         "bytes_at_80": max(storage, ours / dense),
         "prefill_peak_16000_to_32000": peaks[32000] / peaks[16000],
@@ -82,14 +84,14 @@ def process_bytes(kind: str) -> float:
     return size
 
 
-def prefill_peak(length: int) -> float:
+def prefill_peak(length: int, layers: int) -> float:
     """Peak bytes beyond the model of reading a prompt of `length` tokens, Llama shape."""
     import torch
 
     import kvprune
     from decode import attached, llama
 
-    model = llama(40000)
+    model = llama(40000, layers)
     pruned = attached(model)
 
     def read(n: int) -> None:

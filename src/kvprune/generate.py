@@ -62,7 +62,7 @@ def generate(
     on_text: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Generated:
-    """Continue the prompts as one batch; `on_text` is given the text of a single one as it comes."""
+    """Continue the prompts as one batch; `on_text` gets the text of a single one as it comes."""
     if not prompts:
         raise PruneError("there is no prompt; pass at least one line of text")
     for number, prompt in enumerate(prompts):

@@ -25,8 +25,8 @@ class Slots(NamedTuple):
 
 
 def roomy(slots: int) -> int:
-    """A capacity with an eighth to spare: a resize is then paid for by the pushes before it."""
-    return -(-(slots + slots // 8) // 16) * 16
+    """A capacity with a sixteenth to spare: a resize is then paid for by the pushes before it."""
+    return -(-(slots + slots // 16) // 8) * 8
 
 
 class SlotTable:
