@@ -191,11 +191,9 @@ class PrunedLayer(CacheLayerMixin):
             return
         indices = torch.as_tensor(indices, device=self.table.token.device)
         if self.held is not None:
-            held = self.held
-            # the table keeps its slots in place when rows move, unless it packs: settle first
-            raise PruneError(
-                f"cannot reorder rows while {len(held.index)} tokens are held back; call crop first"
-            )
+            # what is held speaks of slots by number, and rows that move may be packed anew
+            count = len(self.held.index)
+            raise PruneError(f"cannot move rows while {count} tokens are held back; crop first")
         self.table.select(indices)
         if self.trace is not None:
             self.trace.select(indices)
