@@ -1,10 +1,5 @@
 """How many bytes does the cache take at 80 % pruned, and a long prompt while it is read?"""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import harness
 
 LENGTHS = [16000, 32000]
@@ -23,9 +18,9 @@ def main() -> None:
         print(process_bytes(args.process))
         return
     storage, load = storages()
-    dense, ours = (child("--process", kind) for kind in ("dynamic", "ours"))
+    dense, ours = (harness.child("--process", kind) for kind in ("dynamic", "ours"))
     layers = "1" if args.quick else str(args.layers)
-    peaks = {n: child("--peak", str(n), "--layers", layers) for n in LENGTHS}
+    peaks = {n: harness.child("--peak", str(n), "--layers", layers) for n in LENGTHS}
     ratios = {
         "bytes_at_80": max(storage, ours / dense),
         "prefill_peak_16000_to_32000": peaks[32000] / peaks[16000],
@@ -37,15 +32,6 @@ def main() -> None:
     ]
     details = {"process_bytes": {"ours": ours, "dense": dense}, "prefill_peak_bytes": peaks}
     harness.report(args, ratios, ["what", "against", "ratio"], rows, details)
-
-
-def child(*arguments: str) -> float:
-    """A number printed by this script in a process of its own."""
-    # every tensor a mapping of its own, given back when freed: no holes in the count
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return float(done.stdout)
 
 
 def filled_cache(pruned):
@@ -76,10 +62,10 @@ def process_bytes(kind: str) -> float:
 
     model = gpt2("float32")
     pruned = attached(model) if kind == "ours" else None
-    before = resident("VmRSS")
+    before = harness.resident("VmRSS")
     cache = filled_cache(pruned) if pruned else dense_cache("dynamic", model, 32, 1000, 0)
     gc.collect()
-    size = resident("VmRSS") - before
+    size = harness.resident("VmRSS") - before
     del cache
     return size
 
@@ -100,16 +86,10 @@ def prefill_peak(length: int, layers: int) -> float:
                   logits_to_keep=1)  # fmt: skip
 
     read(512)
-    before = resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    before = harness.resident("VmRSS")
+    harness.forget_peak()
     read(length)
-    return resident("VmHWM") - before
-
-
-def resident(field: str) -> float:
-    """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+    return harness.resident("VmHWM") - before
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """What does pruning cost in fine-tuning? A whole step against dense SDPA, and memory by length."""
 
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 
 import harness
 
@@ -34,7 +30,7 @@ def main() -> None:
     for form, lengths in (("ours", LENGTHS), ("plain", PLAIN_LENGTHS)):
         if form == "plain" and args.quick:
             continue
-        peaks = {n: peak(form, n) for n in lengths}
+        peaks = {n: harness.child("--peak", form, str(n)) for n in lengths}
         details[f"peak_bytes_{form}"] = peaks
         for n in lengths[:-1]:
             growth = peaks[2 * n] / peaks[n]
@@ -89,15 +85,6 @@ def steps(precision: str, layers: int, quick: bool) -> dict[str, dict]:
     return result
 
 
-def peak(form: str, length: int) -> float:
-    """Peak bytes that a layer needs beyond its inputs, in a process of its own."""
-    command = [sys.executable, __file__, "--peak", form, str(length)]
-    # every tensor a mapping of its own, given back when freed: no holes in the count
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return float(done.stdout)
-
-
 def peak_of_one_layer(form: str, length: int) -> float:
     """Forward and backward of one layer of 12 heads of 64, rank 64, at α = 1."""
     import torch
@@ -110,9 +97,9 @@ def peak_of_one_layer(form: str, length: int) -> float:
         q, k, v = (torch.randn(1, 12, n, 64, requires_grad=True) for _ in range(3))
         q_int, k_int = (torch.randn(1, n, 64, requires_grad=True) for _ in range(2))
         beta = torch.tensor(2.0, requires_grad=True)
-        before = resident("VmRSS")
+        before = harness.resident("VmRSS")
         if measure:
-            Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+            harness.forget_peak()
         if form == "ours":
             timeline = make_timeline(None, (1, n), torch.device("cpu"))
             options = SoftOptions(Gate("alpha", 1.0), 0.125)
@@ -125,16 +112,10 @@ def peak_of_one_layer(form: str, length: int) -> float:
             logits = q @ k.mT * 0.125 + log_keep[:, None]
             out, kept = torch.softmax(logits, -1) @ v, log_keep.exp().sum()
         (out.sum() + kept.sum()).backward()
-        return resident("VmHWM") - before
+        return harness.resident("VmHWM") - before
 
     run(256, measure=False)  # compilation and thread pools are not the layer's
     return run(length, measure=True)
-
-
-def resident(field: str) -> float:
-    """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
-    lines = Path(f"/proc/{os.getpid()}/status").read_text().splitlines()
-    return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 if __name__ == "__main__":

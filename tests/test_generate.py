@@ -442,12 +442,14 @@ def test_a_copied_model_generates_with_its_own_layers():
 
 
 @pytest.mark.parametrize("config", [TovaConfig(budget=12), H2OConfig(budget=12)])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_policies_hold_their_budget_and_are_exact(config, name):
+def test_policies_hold_their_budget_and_are_exact(config, name, backend):
     model = zoo.make(name)
     pruned = kvprune.attach(model, config)
     ids, mask = padded_batch()
-    out = generate(model, ids, mask, max_new_tokens=25)
+    cache = PrunedCache(pruned, backend=backend)
+    out = generate(model, ids, mask, max_new_tokens=25, past_key_values=cache)
     assert_exact(model, out, mask)
     assert int(out.past_key_values.kept.max()) == 12
     steps = pruned.trace(ids, mask)

@@ -55,8 +55,10 @@ def attention(
     form = Form(scaling, dropout, softcap, s_aux, module.training)
     is_hard = settings.is_hard(module.training)
     if is_hard and policies.is_scored(settings.config):
-        store = cache.store(layer.index) if isinstance(cache, PrunedCache) else None
-        out = cached.follow(layer, query, key, value, attention_mask, form, store)
+        store, backend = None, None
+        if isinstance(cache, PrunedCache):
+            store, backend = cache.store(layer.index), cache.backend
+        out = cached.follow(layer, query, key, value, attention_mask, form, store, backend)
     elif is_hard and isinstance(cache, PrunedCache):
         store = cache.store(layer.index)
         rules = protection(settings.config)

@@ -107,6 +107,7 @@ def follow(
     mask: Tensor | None,
     form: Form,
     store: PrunedLayer | None,
+    backend: str | None,
 ) -> Tensor:
     """A policy that judges by attention: one token at a time, and over the budget one leaves."""
     config, (B, _, T, _) = layer.settings.config, query.shape
@@ -132,7 +133,7 @@ def follow(
         done = decode_step(
             table, query[:, :, t : t + 1], key[:, :, t : t + 1], value[:, :, t : t + 1],
             now.clamp(min=0), scaling=form.scaling, softcap=form.softcap, weights=True,
-            active=active if timeline.padded else None, extra=extra,
+            active=active if timeline.padded else None, extra=extra, backend=backend,
         )  # fmt: skip
         outs.append(done.output)
         kept += (table.kept - 1) * active
