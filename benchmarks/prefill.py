@@ -7,7 +7,7 @@ def main() -> None:
     args = harness.arguments(__doc__).parse_args()
     ratios, rows = {}, []
     for length in (1000, 8192):
-        repeats = 3 if args.quick else 7
+        repeats = 2 if args.quick else 7
         seconds, sparsity = prefill(length, repeats, layers=2 if args.quick else 12)
         ratios[f"time_{length}"] = harness.ratio(seconds["ours"], seconds["dense"])
         rows.append([f"{length} tokens, {sparsity:.0%} pruned", ratios[f"time_{length}"]])
@@ -44,7 +44,7 @@ def tune(pruned, ids, target: float) -> None:
     import torch
 
     low, high = 0.0, 8.0
-    for _ in range(10):
+    for _ in range(7):
         beta = (low + high) / 2
         with torch.no_grad():
             for interaction in pruned.interactions:
