@@ -71,8 +71,8 @@ class PrunedCache(Cache):
         B, T = shape
         real: Tensor | None = None
         start: Tensor | int = store.seen
-        if mask is not None:
-            # the mask spans all that was seen and what is new
+        # the mask spans all that was seen and what is new
+        if mask is not None and not bool(mask.all()):
             real, start = mask[:, -T:].bool(), mask[:, :-T].sum(-1)
         made = make_timeline(real, (B, T), device, rules, start)
         self._pass = (store.seen, shape, mask, made)

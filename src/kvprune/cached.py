@@ -72,7 +72,7 @@ def decode(
 ) -> Tensor:
     """One token: it votes, the losers leave, it attends to the survivors and takes a slot."""
     config, table = layer.settings.config, store.begin(key, value)
-    now = timeline.clock[:, 0].long()
+    now = timeline.now
     votes, also_drop = None, None
     assert not isinstance(config, TovaConfig | H2OConfig), "they go through follow"
     if isinstance(config, PruningConfig):
@@ -85,10 +85,9 @@ def decode(
             also_drop = _contains(table.get().token, layer.below[-1].dropped)
     else:
         also_drop = baselines.drop_position(config, table.get().token) <= now[:, None]
-    active = timeline.clock[:, 0] >= 0 if timeline.padded else None
     done = decode_step(
         table, query, key, value, now, scaling=form.scaling, votes=votes, softcap=form.softcap,
-        active=active, also_drop=also_drop, backend=backend,
+        active=timeline.active, also_drop=also_drop, backend=backend,
     )  # fmt: skip
     store.seen += 1
     layer.dropped = done.dropped

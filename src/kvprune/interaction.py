@@ -31,8 +31,11 @@ class Interaction(nn.Module):
 
     def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """q_int / √r, k_int (B, T, R) and β, so that a score is q·k + β."""
-        dtype = torch.promote_types(self.query.weight.dtype, torch.float32)
-        with torch.autocast(hidden.device.type, enabled=False):
-            hidden = hidden.to(dtype)
-            query = F.linear(hidden, self.query.weight.to(dtype)) / math.sqrt(self.rank)
-            return query, F.linear(hidden, self.key.weight.to(dtype)), self.beta.to(dtype)
+        if torch.is_autocast_enabled(hidden.device.type):
+            with torch.autocast(hidden.device.type, enabled=False):
+                return self.forward(hidden)
+        query, key = self.query.weight, self.key.weight  # (R, width)
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        hidden = hidden.to(dtype)
+        scores = F.linear(hidden, query.to(dtype)) / math.sqrt(len(query))
+        return scores, F.linear(hidden, key.to(dtype)), self.beta.to(dtype)

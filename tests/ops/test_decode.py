@@ -302,10 +302,10 @@ def test_the_backend_is_chosen_or_refused():
 def test_takes_as_many_threads_as_torch():
     import numba
 
-    from kvprune.ops.threads import match_torch_threads
+    from kvprune.ops.threads import use_threads
 
     torchs = torch.get_num_threads()
     for threads in (1, torchs):
         torch.set_num_threads(threads)
-        match_torch_threads()
+        use_threads()
         assert numba.get_num_threads() == min(threads, numba.config.NUMBA_NUM_THREADS)

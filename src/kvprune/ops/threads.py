@@ -1,10 +1,21 @@
 """Numba's kernels run on as many threads as torch's."""
 
+import threading
+
 import numba
 import torch
 
+CHOSEN = threading.local()
 
-def match_torch_threads() -> None:
-    """Call before a parallel kernel; numba keeps the number for each calling thread."""
-    most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
-    numba.set_num_threads(min(torch.get_num_threads(), most))
+
+def use_threads(number: int | None = None) -> None:
+    """Call before a parallel kernel; by default as many as torch uses.
+
+    Numba keeps the number for each calling thread, and takes longer to change it than a small
+    kernel takes to run.
+    """
+    number = number or torch.get_num_threads()
+    if getattr(CHOSEN, "number", None) != number:
+        most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
+        numba.set_num_threads(min(number, most))
+        CHOSEN.number = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,16 @@ class Timeline:
     visible_from: Tensor  # (B, P + T) int32, the key's position; NEVER for a pad or a free slot
     votable_from: Tensor  # (B, P + T) int32, NEVER for a pad or a protected token
     padded: bool
+
+    @cached_property
+    def now(self) -> Tensor:
+        """The position of the first query: (B,), for a pass of one token."""
+        return self.clock[:, 0].long()
+
+    @cached_property
+    def active(self) -> Tensor | None:
+        """Rows whose first query is a real token: (B,); None if all are."""
+        return self.now >= 0 if self.padded else None
 
     @property
     def past(self) -> int:
@@ -64,7 +75,8 @@ class Protection:
     recent: int = 0
 
     def votable_from(self, position: Tensor) -> Tensor:
-        return (position + (self.recent + 1)).where(position >= self.first, NEVER)
+        votable = position + (self.recent + 1)
+        return votable.where(position >= self.first, NEVER) if self.first else votable
 
 
 def make_timeline(
@@ -80,6 +92,9 @@ def make_timeline(
     """
     B, T = shape
     rules = rules or Protection()
+    if real is None and isinstance(start, int):
+        clock = torch.arange(start, start + T, dtype=torch.int32, device=device).expand(B, T)
+        return Timeline(clock, clock, rules.votable_from(clock), padded=False)
     start = start[:, None] if isinstance(start, Tensor) else start
     if real is None or bool(real.all()):
         clock = (torch.arange(T, dtype=torch.int32, device=device) + start).int().expand(B, T)

@@ -8,7 +8,7 @@ from numba import njit, prange
 from torch import Tensor
 
 from kvprune.errors import PruneError
-from kvprune.ops.threads import match_torch_threads
+from kvprune.ops.threads import use_threads
 
 from .table import GateTable, gate, gate_slope, gate_table, log_gate, log_gate_slope
 
@@ -52,7 +52,7 @@ class _TableLookup(torch.autograd.Function):
 
 
 def _run(kernel: Callable, table: GateTable, *tensors: Tensor) -> None:
-    match_torch_threads()
+    use_threads()
     kernel(table, *(tensor.detach().view(-1).numpy() for tensor in tensors))
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Mapping
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from kvprune.ops.decode.reference import Decoded, Votes
 from kvprune.ops.decode.scalar import exp, widen
-from kvprune.ops.threads import match_torch_threads
+from kvprune.ops.threads import use_threads
 from kvprune.slots import SlotTable
 
 # NumPy has no bfloat16: it travels as its bits, and the kernel widens them as it reads
@@ -26,8 +29,47 @@ BLOCK = 32
 
 NOBODY = torch.zeros(1, 0)
 
+# up to so many bytes one thread is done before a second has woken up
+ONE_THREAD = 2**19
 
-@torch.no_grad()
+
+class Workspace(NamedTuple):
+    """A table's columns as NumPy arrays and room for a step's lists, made once for the columns.
+
+    A step of a small model takes less time than a dozen conversions.
+    """
+
+    owners: tuple[Tensor, ...]
+    shapes: tuple[tuple[int, ...], ...]  # of the keys, values and interaction keys of a new token
+    key_int: np.ndarray
+    token: np.ndarray
+    valid: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    kept: np.ndarray  # (B,)
+    moves: np.ndarray  # (B, capacity + 1, 2): slot left, slot taken; −1 ends the list
+    everybody: np.ndarray  # (B,), for a step in which all rows are active
+    nobody: np.ndarray  # (B, 0), for a step in which nothing but votes drops
+    no_weights: np.ndarray  # (B, H, 0)
+
+
+WORKSPACES: WeakKeyDictionary[SlotTable, Workspace] = WeakKeyDictionary()
+
+
+def workspace(table: SlotTable) -> Workspace:
+    owners = table.key_int, table.token, table.valid, table.keys, table.values
+    made = WORKSPACES.get(table)
+    if made is None or any(map(operator.is_not, made.owners, owners)):
+        (B, S), H = table.valid.shape, table.keys.shape[1]
+        sizes = [column.shape[-1] for column in (table.keys, table.values, table.key_int)]
+        shapes = (B, H, 1, sizes[0]), (B, H, 1, sizes[1]), (B, sizes[2])
+        made = WORKSPACES[table] = Workspace(
+            owners, shapes, *map(array, owners), np.empty(B, np.int64), np.empty((B, S + 1, 2), np.int64),
+            np.ones(B, np.bool_), np.empty((B, 0), np.bool_), np.empty((B, H, 0), np.float32),
+        )  # fmt: skip
+    return made
+
+
 def decode(
     table: SlotTable,
     query: Tensor,
@@ -48,63 +90,38 @@ def decode(
     Rows are dense prefixes before and after: a loser's slot goes to the row's last token, so
     uneven rows cost neither masked reads nor a consolidation.
     """
-    B, Hq, _, D = query.shape  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
-    H, G, Dv = key.shape[1], Hq // key.shape[1], value.shape[-1]
+    B, Hq = query.shape[:2]  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
     rules = votes or Votes(NOBODY.expand(B, 0), NOBODY.expand(B, 0), 0.0)
-    extra = extra or {}
-    new = {"keys": key, "values": value, "key_int": rules.key_int[:, None], "token": token[:, None]}
-    table.check({**new, **extra})
     also_drop = packed(table, also_drop)
     S = table.width
     table.reserve(S + 1)
-    on = np.ones(B, np.bool_) if active is None else array(active)
-
-    kept = np.empty(B, np.int64)
-    dropped = np.empty((B, S), np.int64)
-    moves = np.empty((B, S + 1, 2), np.int64)  # slot left, slot taken; −1 ends the list
-    p = np.empty((B, H, G, S + 1 if weights else 0), np.float32)
-    output = np.empty((B, H, G, Dv), np.float32)
-    match_torch_threads()
-    vote_and_drop(
-        array(rules.query_int.float()),
-        array(rules.key_int.float()),
-        array(token),
-        on,
-        np.empty((B, 0), np.bool_) if also_drop is None else array(also_drop),
-        np.float32(rules.beta),
-        np.float32(rules.threshold),
-        rules.protect_first,
-        rules.protect_recent,
-        array(table.key_int),
-        array(table.token),
-        array(table.valid),
-        kept,
-        moves,
-        dropped,
-    )
-    insert_and_attend(
-        array(query.float().reshape(B, H, G, D)),
-        array(key.to(table.keys.dtype).reshape(B, H, D)),
-        array(value.to(table.values.dtype).reshape(B, H, Dv)),
-        on,
-        np.float32(scaling),
-        np.float32(softcap or 0.0),
-        kept,
-        moves,
-        array(table.keys),
-        array(table.values),
-        p,
-        output,
-    )
-    for name, x in extra.items():
-        follow(table.columns[name], x, *map(torch.from_numpy, (on, kept, moves)))
-    table.width = table.longest = int((kept + on).max(initial=0))
+    made = workspace(table)
+    if (key.shape, value.shape, rules.key_int.shape) != made.shapes or extra or table.extra:
+        keys_int, tokens = rules.key_int[:, None], token[:, None]
+        new = {"keys": key, "values": value, "key_int": keys_int, "token": tokens}
+        table.check({**new, **(extra or {})})
+    on = made.everybody if active is None else array(active)
+    f32, stored = torch.float32, table.keys.dtype
+    dropped = torch.empty(B, S, dtype=torch.int64)
+    p = torch.empty(B, Hq, S + 1) if weights else None
+    output = torch.empty(B, Hq, 1, value.shape[-1])
+    small = S * key.element_size() * (key.numel() + value.numel()) <= ONE_THREAD
+    use_threads(1 if small else None)
+    width = step(
+        array(query, f32), array(key, stored), array(value, stored),
+        array(rules.query_int, f32), array(rules.key_int, f32), array(token, torch.int64), on,
+        made.nobody if also_drop is None else array(also_drop),
+        float(rules.beta), rules.threshold, rules.protect_first, rules.protect_recent,
+        float(scaling), float(softcap or 0.0), made.key_int, made.token, made.valid, made.keys,
+        made.values, made.kept, made.moves, dropped.numpy(),
+        made.no_weights if p is None else p.numpy(), output.numpy(),
+    )  # fmt: skip
+    for name, x in (extra or {}).items():
+        follow(table.columns[name], x, *map(torch.from_numpy, (on, made.kept, made.moves)))
+    table.width = table.longest = width
     table.consolidate()
-    return Decoded(
-        torch.from_numpy(output).view(B, Hq, 1, Dv).to(query.dtype),
-        torch.from_numpy(dropped),
-        torch.from_numpy(p).view(B, Hq, S + 1)[..., : table.width] if weights else None,
-    )
+    output = output if query.dtype is f32 else output.to(query.dtype)
+    return Decoded(output, dropped, None if p is None else p[..., :width])
 
 
 def packed(table: SlotTable, mask: Tensor | None) -> Tensor | None:
@@ -118,9 +135,54 @@ def packed(table: SlotTable, mask: Tensor | None) -> Tensor | None:
     return table.columns.pop("mask")[:, : table.width]
 
 
-def array(x: Tensor) -> np.ndarray:
-    x = x.detach().contiguous()
-    return (x.view(DTYPES[x.dtype]) if x.dtype == torch.bfloat16 else x).numpy()
+def array(x: Tensor, dtype: torch.dtype | None = None) -> np.ndarray:
+    """The tensor as NumPy sees it; a call that changes nothing costs as much as one that does."""
+    if dtype is not None and x.dtype is not dtype:
+        x = x.to(dtype)
+    if x.requires_grad:
+        x = x.detach()
+    if not x.is_contiguous():
+        x = x.contiguous()
+    return (x.view(DTYPES[x.dtype]) if x.dtype is torch.bfloat16 else x).numpy()
+
+
+@njit(cache=True)
+def step(
+    query,
+    new_key,
+    new_value,
+    q_int,
+    new_int,
+    new_token,
+    active,
+    also_drop,
+    beta,
+    threshold,
+    protect_first,
+    protect_recent,
+    scaling,
+    softcap,
+    key_int,
+    token,
+    valid,
+    keys,
+    values,
+    kept,
+    moves,
+    dropped,
+    p,
+    output,
+):
+    """Both kernels in one call from Python; how many slots the longest row holds now."""
+    vote_and_drop(
+        q_int, new_int, new_token, active, also_drop, np.float32(beta), np.float32(threshold),
+        protect_first, protect_recent, key_int, token, valid, kept, moves, dropped,
+    )  # fmt: skip
+    insert_and_attend(
+        query, new_key, new_value, active, np.float32(scaling), np.float32(softcap), kept, moves,
+        keys, values, p, output,
+    )  # fmt: skip
+    return (kept + active).max() if len(kept) else 0
 
 
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
@@ -185,15 +247,20 @@ def insert_and_attend(
     query, new_key, new_value, active, scaling, softcap, kept, moves, keys, values, p, output
 ):
     """Each key head: carry out the moves, store the new token, attend to the row's prefix."""
-    B, H, G, _ = query.shape
+    (B, H), G = keys.shape[:2], query.shape[1] // keys.shape[1]
+    # a slice of heads would lose the compiler's knowledge that numbers lie side by side
+    query = query.reshape((B, H, G, query.shape[3]))
+    output = output.reshape((B, H, G, output.shape[3]))
+    p = p.reshape((B, H, G, p.shape[2]))
     # rows change fastest, so a thread's share holds long and short ones alike
     for task in prange(H * B):
         h, b = task // B, task % B
+        out = output[b, h]
         if not active[b]:
             for g in range(G):
-                for d in range(output.shape[3]):
-                    output[b, h, g, d] = widen(new_value[b, h, d])
-                p[b, h, g] = 0
+                for d in range(out.shape[1]):
+                    out[g, d] = widen(new_value[b, h, 0, d])
+            p[b, h] = 0
             continue
         k, v = keys[b, h], values[b, h]
         m = 0
@@ -202,11 +269,11 @@ def insert_and_attend(
             k[slot] = k[source]
             v[slot] = v[source]
             m += 1
-        k[kept[b]], v[kept[b]] = new_key[b, h], new_value[b, h]
+        k[kept[b]], v[kept[b]] = new_key[b, h, 0], new_value[b, h, 0]
         n = kept[b] + 1
         # nobody asked for the weights: they live in a few hundred bytes, hot in the cache
         weights = p[b, h] if p.shape[3] else np.empty((G, n), np.float32)
-        attend(query[b, h], k, v, n, scaling, softcap, weights, output[b, h])
+        attend(query[b, h], k, v, n, scaling, softcap, weights, out)
 
 
 @njit(cache=True, fastmath=FASTMATH)

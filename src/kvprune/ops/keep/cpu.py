@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvprune.ops.alpha_sigmoid.table import gate_table, log_gate, log_gate_slope
 from kvprune.ops.gate import Gate
-from kvprune.ops.threads import match_torch_threads
+from kvprune.ops.threads import use_threads
 
 # keys a thread takes at a time: a stripe's carry and a row of its scores stay in the first cache
 STRIPE = 256
@@ -37,7 +37,7 @@ def log_keep_backward(
 
 
 def _run(kernel: Callable, gate: Gate, *tensors: Tensor) -> None:
-    match_torch_threads()
+    use_threads()
     arrays = (tensor.detach().contiguous().numpy() for tensor in tensors)
     kernel(gate_table(gate.kind, gate.alpha), *arrays)
 
