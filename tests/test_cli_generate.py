@@ -63,6 +63,18 @@ def test_json_equals_the_library(folder):
     assert tokenizer.decode(out[0, 5:], skip_special_tokens=True) == result["texts"][0]
 
 
+def test_drawn_tokens_follow_the_seed(folder):
+    def text(*more):
+        done = run("generate", str(folder), "Hello", "--json", "--max-new-tokens", "20", *more)
+        return json.loads(done.stdout)["texts"]
+
+    first = text("--sample", "--seed", "1")
+    assert text("--sample", "--seed", "1") == first
+    assert text("--sample", "--seed", "2") != first
+    # next to no temperature leaves the best token alone
+    assert text("--sample", "--temperature", "0.001") == text()
+
+
 def test_a_file_of_prompts(folder, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("One\n\nTwo and three\n")
