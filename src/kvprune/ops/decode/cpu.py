@@ -63,9 +63,12 @@ def workspace(table: SlotTable) -> Workspace:
         (B, S), H = table.valid.shape, table.keys.shape[1]
         sizes = [column.shape[-1] for column in (table.keys, table.values, table.key_int)]
         shapes = (B, H, 1, sizes[0]), (B, H, 1, sizes[1]), (B, sizes[2])
+        key_int, token, valid, keys, values = map(array, owners)
         made = WORKSPACES[table] = Workspace(
-            owners, shapes, *map(array, owners), np.empty(B, np.int64), np.empty((B, S + 1, 2), np.int64),
-            np.ones(B, np.bool_), np.empty((B, 0), np.bool_), np.empty((B, H, 0), np.float32),
+            owners, shapes, key_int, token, valid, keys, values,
+            kept=np.empty(B, np.int64), moves=np.empty((B, S + 1, 2), np.int64),
+            everybody=np.ones(B, np.bool_), nobody=np.empty((B, 0), np.bool_),
+            no_weights=np.empty((B, H, 0), np.float32),
         )  # fmt: skip
     return made
 
