@@ -1,0 +1,1 @@
+"""Teaching a model what to forget."""
