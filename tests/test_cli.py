@@ -5,8 +5,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import kvprune
+import zoo
+from helpers import uneven_gates
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
@@ -59,9 +62,7 @@ def test_sparsity_by_context_is_what_the_last_token_cannot_see():
     steps = pruned.trace(ids)
     assert (steps < NEVER).any()
     for n, share in sparsity_by_context(pruned, ids, (2, 17, 40)).items():
-        gone = [
-            step[j] <= n - 1 for layer in steps for step in layer for j in range(n - 1)
-        ]
+        gone = [step[j] <= n - 1 for layer in steps for step in layer for j in range(n - 1)]
         assert share == pytest.approx(sum(map(float, gone)) / len(gone))
 
 
