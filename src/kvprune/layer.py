@@ -39,6 +39,10 @@ class Settings:
         timeline: Timeline = self._last[3]
         return timeline
 
+    def forget(self) -> None:
+        """Make a new timeline at the next pass: the rules have changed."""
+        self._last = ()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_last": ()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from kvprune import attention, host
-from kvprune.config import Config, PruningConfig, check_alpha
+from kvprune.config import Config, DenseConfig, PruningConfig, check_alpha
 from kvprune.errors import PruneError
 from kvprune.generation import Generation
 from kvprune.interaction import Interaction
@@ -69,6 +69,7 @@ class Pruned:
         self.sites = [site for site in sites if not site.left_alone]
         self.layers: list[Layer] = []
         self._hooks: list[Any] = []
+        self._undo: list[Callable[[PreTrainedModel], None]] = []
         for site in self.sites:
             self._attach_layer(site)
         self._configs = _own_configs(model, self.sites)
@@ -124,11 +125,27 @@ class Pruned:
     def hard(self, hard: bool | None) -> None:
         self._settings.hard = hard
 
+    @contextmanager
+    def dense(self) -> Iterator[None]:
+        """Every gate open for a while: the model without pruning, though it stays attached."""
+        settings = self._settings
+        config, settings.config = settings.config, DenseConfig()
+        settings.forget()
+        try:
+            yield
+        finally:
+            settings.config = config
+            settings.forget()
+
     def sparsity_loss(self) -> Tensor:
         """L_sparsity / γ of the last training pass: the mean of keep over layers and pairs j < k.
 
         Paper:  2 / (L n (n−1)) Σ_{ℓ, j<k} keep. Differentiable.
         """
+        return self.keep_by_layer().mean()
+
+    def keep_by_layer(self) -> Tensor:
+        """The same before the mean over layers: (L,)."""
         shares = [
             share(layer.training_kept, layer.training_pairs)
             for layer in self.layers
@@ -138,15 +155,15 @@ class Pruned:
             raise PruneError(
                 "there was no training pass yet; call model.train() and run the model first"
             )
-        loss = torch.stack([s.to(shares[0].device) for s in shares]).mean()
+        keep = torch.stack([s.to(shares[0].device) for s in shares])
         learns = any(p.requires_grad for p in self.interactions.parameters())
         soft = not self._settings.is_hard(training=True)
-        if torch.is_grad_enabled() and learns and soft and not loss.requires_grad:
+        if torch.is_grad_enabled() and learns and soft and not keep.requires_grad:
             raise PruneError(
                 "the last training pass kept no gradients: it ran under no_grad or with reentrant "
                 "checkpointing; use gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
-        return loss
+        return keep
 
     def sparsity(self) -> Sparsity:
         """How much the last pass dropped, in all and per layer; of a soft pass, 1 − mean keep."""
@@ -165,13 +182,13 @@ class Pruned:
         """
         ids = torch.as_tensor(ids, device=self.model.device)
         ids = ids[None] if ids.dim() == 1 else ids
-        with self._evaluating():
+        with self.evaluating():
             self.model.base_model(input_ids=ids, attention_mask=attention_mask, use_cache=False)
         steps = [layer.drop_step for layer in self.layers if layer.drop_step is not None]
         return torch.stack([step.cpu() for step in steps])
 
     @contextmanager
-    def _evaluating(self) -> Iterator[None]:
+    def evaluating(self) -> Iterator[None]:
         """Eval mode and the hard gate for a while; every module's own mode comes back."""
         modes = [(module, module.training) for module in self.model.modules()]
         hard, self._settings.hard = self._settings.hard, True
@@ -189,6 +206,10 @@ class Pruned:
 
         return save(self, path)
 
+    def on_detach(self, undo: Callable[[PreTrainedModel], None]) -> None:
+        """Have `undo` called with the model when all else is off again."""
+        self._undo.append(undo)
+
     def detach(self) -> PreTrainedModel:
         """Take everything off: the model is what it was, bit for bit."""
         self._generation.remove()
@@ -201,7 +222,9 @@ class Pruned:
                     del module.interaction
         for module, config in self._configs:
             setattr(module, "config", config)  # noqa: B010
-        self._hooks, self._configs = [], []
+        for undo in self._undo:
+            undo(self.model)
+        self._hooks, self._configs, self._undo = [], [], []
         return self.model
 
     def __enter__(self) -> Pruned:

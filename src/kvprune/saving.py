@@ -1,12 +1,19 @@
-"""Interaction weights and configuration in one safetensors file, written whole or not at all."""
+"""Interaction weights and configuration in one safetensors file, written whole or not at all.
+
+Three kinds of folder, told apart by what else lies in them:
+    kvprune.safetensors alone               the interaction weights: a small adapter
+    ... and adapter_model.safetensors       LoRA too, in peft's own format
+    ... and config.json, model.safetensors  a whole fine-tuned model; plain transformers reads it
+                                            as the dense model
+"""
 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
+import logging
+import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,21 +21,25 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from kvprune import lora
 from kvprune.config import from_dict, to_dict
 from kvprune.errors import PruneError
+from kvprune.files import write_whole
 from kvprune.pruned import Pruned, attach
 from kvprune.version import __version__
 
-if TYPE_CHECKING:
-    pass
+log = logging.getLogger(__name__)
 
 FILE = "kvprune.safetensors"
 FORMAT = 1
 
 
-def save(pruned: Pruned, path: str | Path) -> Path:
-    """Write FILE into the folder `path`, made if need be."""
-    tensors = _tensors(pruned)
+def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = None) -> Path:
+    """Write FILE, and LoRA if the model has it, into the folder `path`, made if need be.
+
+    `state`: the model's gathered state dict, where its own parameters are shards.
+    """
+    tensors = _tensors(pruned, state)
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
             raise PruneError(
@@ -45,15 +56,41 @@ def save(pruned: Pruned, path: str | Path) -> Path:
     data = to_bytes(tensors, metadata={"kvprune": json.dumps(about, sort_keys=True)})
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
+    if lora.loaded(pruned.model):
+        lora.save(pruned.model, folder, state)
     write_whole(folder / FILE, data)
     return folder / FILE
 
 
-def load(model: PreTrainedModel, path: str | Path) -> Pruned:
-    """Attach what `save` wrote, to a model of the same shape. Nothing is attached on an error."""
-    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+def load(
+    model: PreTrainedModel | str | Path, path: str | Path | None = None, merge: bool = False
+) -> Pruned:
+    """Attach what `Pruned.save` or the trainer wrote. Nothing is attached on an error.
+
+    load(model, folder)   onto a model of the same shape
+    load(name, folder)    onto a model from a folder or the hub
+    load(folder)          a whole model from its folder; for an adapter, the model it was trained on
+    `folder` may be a name on the hub, too. LoRA stays apart from the weights, and detach takes it
+    off again; merge=True folds it in, which is faster and cannot be undone.
+    """
+    if path is None:
+        if isinstance(model, PreTrainedModel):
+            raise PruneError("load(model) lacks the folder to load from: load(model, folder)")
+        path = model
+        file = _file(path)
+        model = file.parent if _is_whole(file.parent) else read(file)[0]["base"]["name"]
+    else:
+        file = _file(path)
+        elsewhere = not isinstance(model, PreTrainedModel) and Path(model).resolve()
+        if elsewhere and _is_whole(file.parent) and elsewhere != file.parent.resolve():
+            raise PruneError(
+                f"{path} holds a whole fine-tuned model, so {model} is not needed; "
+                f"load it with kvprune.load({str(path)!r})"
+            )
     about, tensors = read(file)
     config = from_dict(about["config"])
+    if not isinstance(model, PreTrainedModel):
+        model = _from_pretrained(model)
     theirs, ours = about["base"], _base(model)
     for what in ("model_type", "hidden_size"):
         if theirs[what] != ours[what]:
@@ -61,13 +98,33 @@ def load(model: PreTrainedModel, path: str | Path) -> Pruned:
                 f"{file} was saved for {what} {theirs[what]!r} ({theirs['name']}), but this model "
                 f"has {ours[what]!r}; load it into the model that it was trained on"
             )
-    pruned = attach(model, config)
+    with_lora = lora.lies_in(file.parent)
+    if with_lora:
+        lora.load(model, file.parent)
     try:
-        _fill(pruned, tensors, file)
+        if with_lora and merge:
+            lora.merge(model)
+        pruned = attach(model, config)
+        try:
+            _fill(pruned, tensors, file)
+        except PruneError:
+            pruned.detach()
+            raise
     except PruneError:
-        pruned.detach()
+        if with_lora and not merge:
+            lora.remove(model)
         raise
+    if with_lora and not merge:
+        pruned.on_detach(lora.remove)
     return pruned
+
+
+def fill(pruned: Pruned, path: str | Path) -> None:
+    """Take the numbers that `save` wrote into a model that is attached already."""
+    file = _file(path)
+    _fill(pruned, read(file)[1], file)
+    if lora.loaded(pruned.model):
+        lora.fill(pruned.model, file.parent)
 
 
 def read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -89,30 +146,51 @@ def read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     return about, tensors
 
 
-def write_whole(file: Path, data: bytes) -> None:
-    """Write beside the file, flush to disk, then rename: readers see the old or the new."""
-    descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+def _file(path: str | Path) -> Path:
+    """The saved file: in a folder, itself, or in a repository on the hub."""
+    local = Path(path)
+    if local.is_dir():
+        return local / FILE
+    if not local.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+        try:
+            return Path(snapshot_download(str(path))) / FILE
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise PruneError(
+                f"{path} does not exist, neither as a folder nor on the hub: {reason}"
+            ) from error
+    return local
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _from_pretrained(name: str | Path) -> PreTrainedModel:
+    from transformers import AutoModelForCausalLM
+
     try:
-        with os.fdopen(descriptor, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fsync(out.fileno())
-        # mkstemp makes a private file; a saved one gets the ordinary mode
-        mask = os.umask(0)
-        os.umask(mask)
-        os.chmod(name, 0o666 & ~mask)
-        os.replace(name, file)
-    except BaseException:
-        os.unlink(name)
-        raise
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise PruneError(
+            f"cannot load the model {str(name)!r}: {reason} "
+            f"(a folder with config.json and weights, or a name on the hub)"
+        ) from error
+    return model
 
 
-def _tensors(pruned: Pruned) -> dict[str, Tensor]:
+def _tensors(pruned: Pruned, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
+    if state is not None:
+        state = {name.replace(".interaction.", "."): t for name, t in state.items()}
     return {
-        f"{layer.name}.{name}": tensor.detach().cpu().contiguous()
+        name: (tensor if state is None else state[name]).detach().cpu().contiguous()
         for layer in pruned.layers
         if layer.interaction is not None
-        for name, tensor in layer.interaction.state_dict().items()
+        for name, tensor in layer.interaction.state_dict(prefix=f"{layer.name}.").items()
     }
 
 

@@ -1,0 +1,183 @@
+"""Everything that a training run can be told. The annotations are the documentation."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+from kvprune.config import (
+    Config,
+    DenseConfig,
+    LocalConfig,
+    PruningConfig,
+    StridedConfig,
+    check_alpha,
+    from_dict,
+    to_dict,
+)
+from kvprune.errors import PruneError
+from kvprune.train.schedule import Shape
+
+if TYPE_CHECKING:
+    from transformers import TrainingArguments
+
+Tune = Literal["all", "interaction", "lora"]
+# the others need no training
+TRAINABLE = (PruningConfig, DenseConfig, LocalConfig, StridedConfig)
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One run. A baseline takes the same settings and ignores those of the gate."""
+
+    method: Annotated[Config, "pruning, or a baseline: dense, local, strided"] = field(
+        default_factory=PruningConfig
+    )
+    gamma: Annotated[float, "weight of the mean keep in the loss; more prunes more"] = 0.3
+    target_sparsity: Annotated[
+        float | None, "adapt γ until this share is dropped on the evaluation text; starts at gamma"
+    ] = None
+    alpha_start: Annotated[float, "α at the start; the paper's 1 needs a long run"] = 1.5
+    alpha_end: Annotated[float, "α at the end"] = 8.0
+    alpha_schedule: Annotated[Shape, "how α gets from start to end; constant: the end's"] = "cosine"
+    alpha_share: Annotated[float, "share of the run in which α moves"] = 1.0
+    interaction_lr: Annotated[float, "learning rate of the interaction weights"] = 1e-3
+    base_lr: Annotated[float, "learning rate of everything else; LoRA likes more"] = 5e-5
+    lr_schedule: Annotated[
+        Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"
+    ] = "constant"
+    warmup: Annotated[int, "steps in which the learning rates rise from 0"] = 0
+    tune: Annotated[
+        Tune, "train all weights (the paper), the interaction alone, or it and LoRA"
+    ] = "all"
+    lora_rank: Annotated[int, "rank of LoRA"] = 16
+    lora_alpha: Annotated[float, "LoRA's own α: its update is scaled by lora_alpha / rank"] = 32.0
+    distill: Annotated[
+        float, "share of the KL to the dense model in the language loss; the rest is next-token"
+    ] = 0.0
+    steps: Annotated[int, "optimizer steps"] = 1000
+    batch: Annotated[int, "rows in a forward pass, on each device"] = 4
+    accumulation: Annotated[int, "forward passes in a step"] = 1
+    max_grad_norm: Annotated[float, "clip the gradient's norm to this; 0: never"] = 1.0
+    checkpointing: Annotated[bool, "gradient checkpointing: less memory, a third slower"] = False
+    bf16: Annotated[bool, "bfloat16 autocast; votes and losses stay float32"] = False
+    compile: Annotated[bool, "torch.compile the model"] = False
+    log_every: Annotated[int, "steps between two lines of the log"] = 10
+    probe_every: Annotated[int, "steps between two measurements of hard sparsity, and of γ"] = 10
+    probe_rows: Annotated[int, "rows of the evaluation text that it is measured on"] = 8
+    eval_every: Annotated[int, "steps between two evaluations"] = 100
+    save_every: Annotated[int, "steps between two checkpoints"] = 100
+    keep_checkpoints: Annotated[int, "how many checkpoints stay on disk"] = 2
+    seed: Annotated[int, "of new weights, data order and dropout"] = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.method, TRAINABLE):
+            name = getattr(self.method, "method", self.method)
+            raise PruneError(
+                f"method {name!r} is not trained; choose pruning or a trained baseline"
+            )
+        for name in ("steps", "batch", "accumulation", "lora_rank", "log_every", "probe_every",
+                     "probe_rows", "eval_every", "save_every", "keep_checkpoints"):  # fmt: skip
+            _number(self, name, whole=True, at_least=1)
+        _number(self, "warmup", whole=True, at_least=0)
+        for name in ("gamma", "interaction_lr", "base_lr", "lora_alpha", "max_grad_norm"):
+            _number(self, name, at_least=0)
+        for name in ("distill", "alpha_share"):
+            _number(self, name, at_least=0, at_most=1)
+        check_alpha(self.alpha_start)
+        check_alpha(self.alpha_end)
+        for name, kind in (
+            ("alpha_schedule", Shape),
+            ("tune", Tune),
+            ("lr_schedule", Literal["constant", "linear", "cosine"]),
+        ):
+            if getattr(self, name) not in get_args(kind):
+                choices = ", ".join(get_args(kind))
+                raise PruneError(f"{name}={getattr(self, name)!r} is unknown; choose of {choices}")
+        if self.target_sparsity is not None:
+            _number(self, "target_sparsity", at_least=0, at_most=0.99)
+            if not self.prunes:
+                raise PruneError(
+                    f"target_sparsity={self.target_sparsity} needs the method pruning; a "
+                    f"baseline's sparsity follows from its window or stride"
+                )
+            if self.gamma == 0:
+                raise PruneError("gamma=0 cannot be adapted to a target; start from 0.3, say")
+        if self.tune == "interaction" and not self.prunes:
+            raise PruneError(
+                f"tune='interaction' would train nothing: {self.method.method} has no interaction "
+                f"weights; use tune='all' or tune='lora'"
+            )
+
+    @property
+    def prunes(self) -> bool:
+        return isinstance(self.method, PruningConfig)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "method": to_dict(self.method)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TrainConfig:
+        values = dict(values)
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise PruneError(
+                f"{', '.join(unknown)}: no such setting of training; there are "
+                f"{', '.join(sorted(known))}"
+            )
+        if isinstance(values.get("method"), dict):
+            values["method"] = from_dict(values["method"])
+        return cls(**values)
+
+    def arguments(self, folder: str | Path, **more: Any) -> TrainingArguments:
+        """The same for Hugging Face's Trainer; `more` are further arguments of its own."""
+        from transformers import TrainingArguments
+
+        kind = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
+        given: dict[str, Any] = {
+            "output_dir": str(folder),
+            "max_steps": self.steps,
+            "per_device_train_batch_size": self.batch,
+            "per_device_eval_batch_size": self.batch,
+            "gradient_accumulation_steps": self.accumulation,
+            "learning_rate": self.base_lr,
+            "lr_scheduler_type": kind,
+            "warmup_steps": self.warmup,
+            "weight_decay": 0.0,
+            "max_grad_norm": self.max_grad_norm,
+            "gradient_checkpointing": self.checkpointing,
+            # reentrant checkpointing keeps no graph from the loss to the gates
+            "gradient_checkpointing_kwargs": {"use_reentrant": False},
+            "bf16": self.bf16,
+            "torch_compile": self.compile,
+            "logging_steps": self.log_every,
+            "logging_first_step": True,
+            # the trainer stops at a NaN; the filter would hide it
+            "logging_nan_inf_filter": False,
+            "eval_strategy": "steps",
+            "eval_steps": self.eval_every,
+            "save_strategy": "steps",
+            "save_steps": self.save_every,
+            "save_total_limit": self.keep_checkpoints,
+            "seed": self.seed,
+            "report_to": ["tensorboard"],
+        }
+        return TrainingArguments(**(given | more))
+
+
+def _number(
+    config: TrainConfig,
+    name: str,
+    at_least: float,
+    at_most: float = math.inf,
+    whole: bool = False,
+) -> None:
+    value = getattr(config, name)
+    kinds = int if whole else (int, float)
+    good = isinstance(value, kinds) and not isinstance(value, bool) and at_least <= value <= at_most
+    if not good or not math.isfinite(value):
+        kind = "whole number" if whole else "number"
+        limits = f"{at_least:g} to {at_most:g}" if at_most < math.inf else f"{at_least:g} or more"
+        raise PruneError(f"{name}={value!r} must be a {kind}, {limits}")

@@ -1,0 +1,80 @@
+"""KL to the dense model's own predictions, a few rows of the vocabulary at a time."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvprune import lora
+from kvprune.pruned import Pruned
+
+IGNORE = -100
+# tokens whose vocabulary is in float32 at once: 256 × 50,000 × 4 bytes are 51 MB
+CHUNK = 256
+
+
+def kl_to_teacher(student: Tensor, teacher: Tensor, labels: Tensor, chunk: int = CHUNK) -> Tensor:
+    """Σ KL(teacher ‖ student) over the positions that predict a label, in float32.
+
+    student, teacher: (B, T, V), labels: (B, T). Divide by the number of labels for the mean.
+    """
+    predicts = F.pad(labels[:, 1:] != IGNORE, (0, 1))  # (B, T): the last token predicts nothing
+    positions = predicts.flatten().nonzero().squeeze(-1).to(student.device)
+    total: Tensor = _ChunkedKL.apply(
+        student.flatten(0, 1), teacher.flatten(0, 1), positions.split(chunk)
+    )
+    return total
+
+
+class _ChunkedKL(torch.autograd.Function):
+    """The gradient to the student's logits is p_student − p_teacher: known in the forward pass.
+
+    So one tensor of the logits' own type is kept instead of several in float32.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, student: Tensor, teacher: Tensor, chunks: tuple[Tensor, ...]) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=student.device)
+        grad = torch.zeros_like(student) if student.requires_grad else None
+        for here in chunks:
+            ours = student[here].float().log_softmax(-1)
+            theirs = teacher[here].float().log_softmax(-1)
+            p = theirs.exp()
+            # a token the teacher rules out (-inf) adds nothing: 0 · log 0 = 0
+            total += (p * (theirs - ours)).where(p > 0, 0.0).sum()
+            if grad is not None:
+                grad[here] = (ours.exp() - p).to(grad.dtype)
+        ctx.save_for_backward(grad)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor | None, None, None]:
+        (grad,) = ctx.saved_tensors
+        return grad * upstream[0].to(grad.dtype), None, None
+
+
+def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
+    """The model as it is now, for a run that is about to change it."""
+    teacher = copy.deepcopy(model).eval()
+    return teacher.requires_grad_(False)
+
+
+@contextmanager
+def dense_again(pruned: Pruned) -> Iterator[None]:
+    """The model before training, where its own weights are frozen: pruning and LoRA switched off.
+
+    No second copy of the weights is needed.
+    """
+    with pruned.evaluating(), pruned.dense():
+        lora.enable(pruned.model, False)
+        try:
+            yield
+        finally:
+            lora.enable(pruned.model, True)

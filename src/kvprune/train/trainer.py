@@ -1,0 +1,453 @@
+"""Hugging Face's Trainer with a gate to teach: two losses, a rising α, two learning rates."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import json
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    PreTrainedModel,
+    ProgressCallback,
+    TrainerCallback,
+    TrainingArguments,
+    default_data_collator,
+    set_seed,
+)
+from transformers.trainer_utils import EvalLoopOutput
+
+from kvprune import lora, saving
+from kvprune.config import PruningConfig
+from kvprune.errors import PruneError
+from kvprune.pruned import Pruned, Sparsity, attach
+from kvprune.train import distill, measure
+from kvprune.train.config import TrainConfig
+from kvprune.train.control import Control, adapted
+from kvprune.train.progress import Progress
+from kvprune.train.schedule import advice, alpha_at
+from kvprune.train.whole import WholeTrainer
+
+log = logging.getLogger(__name__)
+
+SETTINGS = "kvprune_train.json"  # in every checkpoint: the settings, and where the controller is
+INTERACTION = ".interaction."  # in the name of every interaction weight
+
+
+class PruningTrainer(WholeTrainer):
+    """Teach a model to prune, or train a baseline, with everything that Trainer offers.
+
+    loss = (1 − distill) · next-token + distill · KL(dense ‖ pruned) + γ · mean keep
+
+    `args` is the folder of the run, its other settings then come from `config`; or Hugging Face's
+    own TrainingArguments, which then decide on steps, batches, precision and logging. `teacher` is
+    the dense model to distil from; left out, it is the model as it was before training.
+    """
+
+    # every part of the loss is divided by what the whole step holds
+    loss_is_scaled_for_ga = True
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Pruned,
+        config: TrainConfig | None = None,
+        args: TrainingArguments | str | Path = "kvprune-run",
+        *,
+        eval_dataset: Any = None,
+        teacher: PreTrainedModel | None = None,
+        **kwargs: Any,
+    ):
+        config = TrainConfig() if config is None else config
+        if not isinstance(args, TrainingArguments):
+            more = {} if eval_dataset is not None else {"eval_strategy": "no"}
+            args = config.arguments(args, **more)
+        _check(args, config, eval_dataset)
+        set_seed(args.seed)
+        self.config = config
+        self.teacher = teacher
+        self.pruned = self._go_on(model) if isinstance(model, Pruned) else self._attach(model)
+        self._freeze()
+        self.control_state = Control(config.gamma)
+        self.hard: Sparsity | None = None  # as last probed
+        self._rows: list[Tensor] | None = None  # of the evaluation at hand
+        self._restart_sums()
+        use_cache = self.pruned.model.config.use_cache
+        super().__init__(
+            self.pruned.model,
+            args,
+            eval_dataset=eval_dataset,
+            **{"data_collator": default_data_collator, **kwargs},
+        )
+        # every pass here says use_cache=False itself, and the saved config should not
+        self.pruned.model.config.use_cache = use_cache
+        # Trainer knows this of some causal models only; of GPT-2, say, it would count a label too
+        # many in each row and make the loss that much smaller
+        self._loss_shifts_labels = True
+        if not self.model_accepts_loss_kwargs:
+            # such a model would take the mean over each batch, whatever the step holds
+            self.compute_loss_func = _next_token_loss
+        if self.teacher is not None:
+            self.teacher.to(args.device)
+        self.add_callback(_Pace(self))
+        if self.pop_callback(ProgressCallback) is not None:
+            self.add_callback(Progress)
+
+    def _attach(self, model: PreTrainedModel) -> Pruned:
+        config = self.config
+        if isinstance(config.method, PruningConfig):
+            warning = advice(self.alpha_of(0.0), config.method)
+            if warning:
+                log.warning(warning)
+        if config.distill and config.tune == "all" and self.teacher is None:
+            self.teacher = distill.frozen_copy(model)
+        if config.tune == "lora":
+            lora.add(model, config.lora_rank, config.lora_alpha)
+        return attach(model, config.method)
+
+    def _go_on(self, pruned: Pruned) -> Pruned:
+        config = self.config
+        if pruned.config != config.method:
+            raise PruneError(f"the model has {pruned.config}, but method is {config.method}")
+        if config.tune == "lora" and not lora.loaded(pruned.model):
+            raise PruneError("LoRA has to be there before pruning; pass the plain model")
+        if config.distill and config.tune == "all" and self.teacher is None:
+            raise PruneError("pass teacher=: this model may be far from its dense self by now")
+        return pruned
+
+    def _freeze(self) -> None:
+        tune = self.config.tune
+        for name, parameter in self.pruned.model.named_parameters():
+            learns = tune == "all" or INTERACTION in name or (tune == "lora" and ".lora_" in name)
+            parameter.requires_grad_(learns and parameter.is_floating_point())
+
+    @property
+    def progress(self) -> float:
+        return self.state.global_step / max(self.state.max_steps, 1)
+
+    @property
+    def gamma(self) -> float:
+        if not self.config.prunes:
+            return 0.0
+        return self.control_state.gamma if self.config.target_sparsity else self.config.gamma
+
+    def alpha_of(self, progress: float) -> float:
+        c = self.config
+        done = progress / c.alpha_share if c.alpha_share else 1.0
+        return alpha_at(done, c.alpha_start, c.alpha_end, c.alpha_schedule)
+
+    def set_alpha(self) -> None:
+        self.pruned.alpha = self.alpha_of(self.progress)
+
+    # ---- the loss
+
+    def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+        batches, items = super().get_batch_samples(*args, **kwargs)
+        pairs = torch.as_tensor(sum(_pairs(batch) for batch in batches), device=self.args.device)
+        self._pairs_in_step = self.accelerator.gather(pairs.reshape(1)).sum()
+        self._tokens += sum(batch["input_ids"].numel() for batch in batches)
+        return batches, items
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Any:
+        inputs = {**inputs, "use_cache": False}
+        if not model.training:
+            return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs["labels"]
+        teacher = self._teacher_logits(model, inputs) if self.config.distill else None
+        # a mean over the step's labels on all devices, times the devices, as DDP takes their mean
+        language, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
+        devices = self.accelerator.num_processes
+        parts = {"loss_next_token": language}
+        if teacher is not None:
+            share = self.config.distill
+            kl = distill.kl_to_teacher(outputs["logits"], teacher, labels)
+            parts["loss_kl"] = kl * devices / num_items_in_batch
+            language = (1 - share) * language + share * parts["loss_kl"]
+        keep = self.pruned.keep_by_layer() * (_pairs(inputs) * devices / self._pairs_in_step)
+        parts |= {"loss_language": language, "loss_sparsity": self.gamma * keep.mean()}
+        loss = language + parts["loss_sparsity"] if self.config.prunes else language
+        self._refuse_nan(loss, parts)
+        for name, part in {**parts, "keep": keep}.items():
+            self._sums[name] = self._sums.get(name, 0) + part.detach()
+        return (loss, outputs) if return_outputs else loss
+
+    @torch.no_grad()
+    def _teacher_logits(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
+        asked = {name: value for name, value in inputs.items() if name != "labels"}
+        if self.teacher is not None:
+            with self.accelerator.autocast():
+                logits: Tensor = self.teacher(**asked).logits
+            return logits
+        with distill.dense_again(self.pruned):
+            logits = model(**asked)["logits"]
+        return logits
+
+    def _refuse_nan(self, loss: Tensor, parts: dict[str, Tensor]) -> None:
+        if not loss.isfinite():
+            numbers = ", ".join(f"{name} {part.item():.4g}" for name, part in parts.items())
+            raise PruneError(f"{self._where()}: the loss is {loss.item()} ({numbers}). {REMEDY}")
+
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        scaled = getattr(self.accelerator, "scaler", None) is not None
+        if not scaled and not torch.as_tensor(norm).isfinite():
+            raise PruneError(f"{self._where()}: the gradient's norm is {float(norm)}. {REMEDY}")
+        return norm
+
+    def _where(self) -> str:
+        gate = f" (α = {self.pruned.alpha:.4g}, γ = {self.gamma:.4g})" if self.config.prunes else ""
+        return f"training stopped at step {self.state.global_step}{gate}"
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        fresh = self.optimizer is None
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if fresh:
+            named = (model or self.pruned.model).named_parameters()
+            ours = {id(p) for name, p in named if INTERACTION in name}
+            optimizer.param_groups = list(_split(optimizer, ours, self.config))
+        return optimizer
+
+    # ---- measuring
+
+    def probe(self) -> Sparsity:
+        """The hard sparsity on a few rows of the evaluation text, now."""
+        rows = self._probe_rows()
+        # under FSDP this is the wrapper, which brings the shards together
+        model = self.model or self.pruned.model
+        with torch.no_grad(), self.pruned.evaluating():
+            model(**rows, use_cache=False)
+        self.hard = self.pruned.sparsity()
+        return self.hard
+
+    def _probe_rows(self) -> dict[str, Tensor]:
+        data: Any = self.eval_dataset
+        count = self.config.probe_rows
+        if isinstance(data, dict):
+            data = next(iter(data.values()))
+        if hasattr(data, "__len__"):
+            count = min(count, len(data))
+            rows = [data[i * len(data) // count] for i in range(count)]
+        else:
+            rows = list(itertools.islice(data, count))
+        batch = self._prepare_inputs(self.data_collator(rows))
+        return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+
+    def probe_and_adapt(self) -> None:
+        if self.eval_dataset is None or not self.config.prunes:
+            return
+        self.probe()
+        target = self.config.target_sparsity
+        if target is not None:
+            assert self.hard is not None
+            state = adapted(self.control_state, self.hard.total, target, self.progress)
+            # processes whose rounding differs must not drift apart
+            gamma = torch.tensor(state.gamma, dtype=torch.float64, device=self.args.device)
+            agreed = self.accelerator.gather(gamma.reshape(1))[0]
+            self.control_state = Control(float(agreed), state.progress, state.error)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Once with the gate of the moment, once with the hard one, whose loss is the loss."""
+        started = time.perf_counter()
+        self.set_alpha()
+        gates = {"soft": False, "hard": True} if self.config.prunes else {"hard": True}
+        if description != "Evaluation":
+            gates = {"hard": True}
+        metrics: dict[str, float] = {}
+        for gate, hard in gates.items():
+            before, self.pruned.hard = self.pruned.hard, hard
+            self._rows = []
+            try:
+                output = super().evaluation_loop(
+                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
+                )
+                if self._rows:
+                    numbers = measure.summary(torch.cat(self._rows), gate)
+                    metrics |= {f"{metric_key_prefix}_{k}": v for k, v in numbers.items()}
+            finally:
+                self.pruned.hard, self._rows = before, None
+        if f"{metric_key_prefix}_loss_hard" in metrics:
+            metrics[f"{metric_key_prefix}_loss"] = metrics[f"{metric_key_prefix}_loss_hard"]
+        self.seconds_off += time.perf_counter() - started
+        return output._replace(metrics={**(output.metrics or {}), **metrics})
+
+    def _evaluation_loss(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, items: Any
+    ) -> Any:
+        loss, outputs = super().compute_loss(model, dict(inputs), True, items)
+        if self._rows is not None and inputs.get("labels") is not None:
+            rows = measure.by_row(outputs["logits"], inputs["labels"], self.pruned)
+            self._rows.append(self.accelerator.gather_for_metrics(rows))
+        return (loss, outputs) if return_outputs else loss
+
+    # ---- the log
+
+    def _restart_sums(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._steps, self._tokens, self._clock = 0, 0, time.perf_counter()
+        self.seconds_off = 0.0
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        if "loss" in logs and self._sums:
+            logs |= self._training_numbers()
+        super().log(logs, start_time)
+
+    def _training_numbers(self) -> dict[str, float]:
+        """Means over the steps since the last log, and the switches as they stand."""
+        seconds = time.perf_counter() - self._clock - self.seconds_off
+        means = {
+            name: self.accelerator.reduce(part, "mean") / max(self._steps, 1)
+            for name, part in self._sums.items()
+        }
+        keep = means.pop("keep").cpu()
+        if not self.config.prunes:
+            del means["loss_sparsity"]
+        numbers = {name: float(mean) for name, mean in means.items()}
+        numbers |= _sparsity("soft" if self.config.prunes else "hard", 1 - keep)
+        if self.hard is not None:
+            numbers |= _sparsity("hard", self.hard.per_layer)
+        if self.config.prunes:
+            numbers |= {"alpha": self.pruned.alpha, "gamma": self.gamma}
+        for group in self.optimizer.param_groups if self.optimizer else []:
+            numbers[f"lr_{group['name']}"] = float(group["lr"])
+        tokens = self._tokens * self.accelerator.num_processes
+        numbers["tokens_per_second"] = tokens / max(seconds, 1e-9)
+        self._restart_sums()
+        return numbers
+
+    # ---- saving and resuming
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        folder = Path(output_dir) if output_dir else self.folder
+        if self.config.tune == "all":
+            state = self.pruned.model.state_dict() if state_dict is None else state_dict
+            super()._save(str(folder), {n: t for n, t in state.items() if INTERACTION not in n})
+        elif self.processing_class is not None:
+            self.processing_class.save_pretrained(str(folder))
+        # last, so that a folder with this file is complete
+        saving.save(self.pruned, folder, state_dict)
+
+    def extras(self) -> dict[str, bytes]:
+        settings = {"config": self.config.to_dict(), "control": asdict(self.control_state)}
+        return {SETTINGS: json.dumps(settings, indent=1).encode()}
+
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        settings = json.loads((Path(checkpoint) / SETTINGS).read_text())
+        self.control_state = Control(**settings["control"])
+        ours = self.config.to_dict()
+        for name, value in settings["config"].items():
+            if ours.get(name) != value:
+                log.warning("%s was %s when the run began and is now %s", name, value, ours[name])
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(checkpoint, model)
+            return
+        if self.config.tune == "all":
+            super()._load_from_checkpoint(checkpoint, model)
+        saving.fill(self.pruned, checkpoint)
+
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """The interaction weights lie in a file of their own, tied weights under another name."""
+        tied = set(self.pruned.model.all_tied_weights_keys)
+        missing = [k for k in load_result.missing_keys if INTERACTION not in k and k not in tied]
+        if missing or load_result.unexpected_keys:
+            raise PruneError(
+                f"the checkpoint is of another model: missing {missing}, "
+                f"unexpected {load_result.unexpected_keys}"
+            )
+
+
+REMEDY = (
+    "Nothing of this step was kept: resume from the last checkpoint with a lower interaction_lr "
+    "or base_lr, a max_grad_norm of 1 or less, or without bf16; if it comes back at the same step, "
+    "look at that batch"
+)
+
+
+class _Pace(TrainerCallback):
+    """What happens at every step: α before it, a probe after some."""
+
+    def __init__(self, trainer: PruningTrainer):
+        self.trainer = trainer
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        self.trainer.set_alpha()
+
+    def on_step_end(self, args: Any, state: Any, *more: Any, **kwargs: Any) -> None:
+        self.trainer._steps += 1
+        if state.global_step % self.trainer.config.probe_every == 0:
+            self.trainer.probe_and_adapt()
+
+
+def _check(args: TrainingArguments, config: TrainConfig, eval_dataset: Any) -> None:
+    if importlib.util.find_spec("accelerate") is None:
+        raise PruneError("training needs the package accelerate: pip install 'kvprune[train]'")
+    if args.n_gpu > 1:
+        raise PruneError(
+            f"one process would drive {args.n_gpu} GPUs with DataParallel, which copies the model "
+            f"at each step and loses its gates; start with `accelerate launch`, or show it one GPU "
+            f"with CUDA_VISIBLE_DEVICES=0"
+        )
+    if config.target_sparsity is not None and eval_dataset is None:
+        raise PruneError(
+            "target_sparsity needs an evaluation text to measure sparsity on; pass eval_dataset"
+        )
+
+
+def _pairs(batch: dict[str, Any]) -> Any:
+    """How many pairs of a token and an earlier one a batch holds; pads do not count."""
+    rows, length = batch["input_ids"].shape
+    mask = batch.get("attention_mask")
+    if mask is None:
+        return rows * length * (length - 1) // 2
+    real = mask.sum(-1)
+    return (real * (real - 1) // 2).sum()
+
+
+def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
+    logits = outputs["logits"][:, :-1].float().flatten(0, 1)
+    want = labels[:, 1:].flatten().to(logits.device)
+    total = F.cross_entropy(logits, want, ignore_index=distill.IGNORE, reduction="sum")
+    return total / num_items_in_batch
+
+
+def _split(
+    optimizer: torch.optim.Optimizer, ours: set[int], config: TrainConfig
+) -> Iterator[dict[str, Any]]:
+    """Each group of parameters as two: the interaction's, and the rest, each with its rate."""
+    for group in optimizer.param_groups:
+        parts = {"interaction": (True, config.interaction_lr), "base": (False, config.base_lr)}
+        for name, (inside, rate) in parts.items():
+            params = [p for p in group["params"] if (id(p) in ours) == inside]
+            if params:
+                yield {**group, "params": params, "lr": rate, "name": name}
+
+
+def _sparsity(gate: str, per_layer: Tensor) -> dict[str, float]:
+    return {
+        f"sparsity_{gate}": float(per_layer.mean()),
+        **{f"sparsity_{gate}_layer_{i}": float(share) for i, share in enumerate(per_layer)},
+    }

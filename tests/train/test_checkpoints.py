@@ -1,0 +1,107 @@
+"""A checkpoint is whole or it is not there."""
+
+import pytest
+
+import runs
+from kvprune import PruneError
+from kvprune.train import checkpoints, last_whole_checkpoint
+from kvprune.train.trainer import SETTINGS
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    made = runs.trainer(folder)
+    made.train()
+    return made, folder
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    import shutil
+
+    return shutil.copytree(finished[1], tmp_path / "run")
+
+
+def test_nothing_is_left_aside(finished):
+    _, folder = finished
+    assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+    for name in (SETTINGS, "kvprune.safetensors", "model.safetensors", "optimizer.pt"):
+        assert (folder / "checkpoint-6" / name).is_file()
+
+
+def test_the_newest(run):
+    assert last_whole_checkpoint(run) == run / "checkpoint-6"
+    (run / "checkpoint-6").rename(run / "checkpoint-10")
+    assert last_whole_checkpoint(run) == run / "checkpoint-10"
+    assert last_whole_checkpoint(run / "checkpoint-3") is None
+
+
+@pytest.mark.parametrize(
+    "file",
+    ["model.safetensors", "optimizer.pt", "kvprune.safetensors", "rng_state.pth", "files.json"],
+)
+def test_a_truncated_file(run, file, caplog):
+    path = run / "checkpoint-6" / file
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+    assert last_whole_checkpoint(run) == run / "checkpoint-3"
+    assert "checkpoint-6" in caplog.text
+    assert file in caplog.text
+    with pytest.raises(PruneError, match="not a whole checkpoint"):
+        checkpoints.check_whole(run / "checkpoint-6")
+
+
+def test_a_missing_file(run):
+    (run / "checkpoint-6" / "scheduler.pt").unlink()
+    assert checkpoints.what_is_wrong(run / "checkpoint-6") == "scheduler.pt is missing"
+    (run / "checkpoint-3" / "files.json").unlink()
+    assert last_whole_checkpoint(run) is None
+    made = runs.trainer(run)
+    with pytest.raises(PruneError, match="no whole checkpoint"):
+        made.train(resume_from_checkpoint=True)
+    with pytest.raises(PruneError, match="not a whole checkpoint"):
+        made.train(resume_from_checkpoint=str(run / "checkpoint-6"))
+
+
+def test_killed_while_writing(tmp_path, monkeypatch):
+    made = runs.trainer(tmp_path, save_every=2)
+    publish = checkpoints.publish
+
+    def killed(written, place):
+        if place.name == "checkpoint-4":
+            raise KeyboardInterrupt
+        publish(written, place)
+
+    monkeypatch.setattr(checkpoints, "publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        made.train()
+    assert (tmp_path / checkpoints.ASIDE / "checkpoint-4" / "optimizer.pt").exists()
+    assert not (tmp_path / "checkpoint-4").exists()
+    monkeypatch.undo()
+    again = runs.trainer(tmp_path, save_every=2)
+    again.train(resume_from_checkpoint=True)
+    assert not (tmp_path / checkpoints.ASIDE).exists()
+    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+
+
+def test_old_ones_go_and_the_same_step_can_be_written_again(tmp_path):
+    made = runs.trainer(tmp_path, save_every=2, keep_checkpoints=2)
+    made.train()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+    again = runs.trainer(tmp_path, save_every=2, keep_checkpoints=2)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+    assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-6"]
+
+
+def test_the_best_model_is_found_again(tmp_path):
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    made = runs.trainer(tmp_path, arguments=best)
+    made.train()
+    assert made.state.best_model_checkpoint in (
+        str(tmp_path / "checkpoint-3"),
+        str(tmp_path / "checkpoint-6"),
+    )
+    want = made.state.best_metric
+    assert made.evaluate()["eval_loss"] == pytest.approx(want, abs=1e-3)

@@ -1,0 +1,66 @@
+"""Two processes on the CPU give the numbers of one with the same global batch."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kvprune
+import runs
+from helpers import random_ids
+
+HERE = Path(__file__).parent
+SETTINGS = {
+    "steps": 4, "batch": 2, "accumulation": 2, "distill": 0.5, "eval_every": 2, "save_every": 2,
+    "probe_every": 1, "target_sparsity": 0.6,
+}  # fmt: skip
+NUMBERS = (
+    "loss", "loss_language", "loss_sparsity", "sparsity_soft", "sparsity_hard", "grad_norm",
+    "gamma", "eval_loss_soft", "eval_loss_hard", "eval_sparsity_hard",
+)  # fmt: skip
+
+
+def launch(folder: Path, settings: dict, *flags: str, resume: bool = False) -> None:
+    path = f"{HERE}:{HERE.parent}:{HERE.parent.parent / 'src'}"
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--main_process_port", "0", *flags,
+        str(HERE / "launched.py"), str(folder), json.dumps(settings),
+        *(["resume"] if resume else []),
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The same run in one process with twice the rows."""
+    folder = tmp_path_factory.mktemp("alone")
+    made = runs.trainer(folder, data=runs.rows(24, padded=True), **{**SETTINGS, "batch": 4})
+    made.train()
+    made.save_model(str(folder / "out"))
+    return made, folder
+
+
+def compare(folder: Path, alone) -> None:
+    made, place = alone
+    history = json.loads((folder / "history.json").read_text())
+    for name in NUMBERS:
+        got = [entry[name] for entry in history if name in entry]
+        assert got == pytest.approx(runs.losses(made, name), rel=1e-4), name
+    ids = random_ids(2, 24)
+    ours, theirs = kvprune.load(place / "out"), kvprune.load(folder / "out")
+    with torch.no_grad():
+        assert_close(theirs.model(ids).logits, ours.model(ids).logits, atol=1e-3, rtol=1e-3)
+
+
+def test_ddp(tmp_path, alone):
+    launch(tmp_path, SETTINGS, "--multi_gpu")
+    compare(tmp_path, alone)
