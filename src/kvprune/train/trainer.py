@@ -95,7 +95,7 @@ class PruningTrainer(WholeTrainer):
             # such a model would take the mean over each batch, whatever the step holds
             self.compute_loss_func = _next_token_loss
         if self.teacher is not None:
-            self.teacher.to(args.device)
+            self.teacher.to(args.device)  # type: ignore[arg-type]
         self.add_callback(_Pace(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(Progress)
