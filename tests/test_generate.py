@@ -267,6 +267,19 @@ def test_the_record_equals_the_trace(backend, depth_tied, chunk):
     assert torch.equal(cache.kept, alive)
 
 
+def test_the_record_follows_its_rows():
+    model, pruned = attached("llama")
+    ids = random_ids(3, PROMPT)
+    cache = PrunedCache(pruned, record=True)
+    with torch.no_grad():
+        model(ids, past_key_values=cache)
+    rows = torch.tensor([2, 0, 2])
+    cache.reorder_cache(rows)
+    assert torch.equal(cache.drop_step, pruned.trace(ids)[:, rows])
+    cache.batch_repeat_interleave(2)
+    assert torch.equal(cache.drop_step, pruned.trace(ids)[:, rows.repeat_interleave(2)])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_half_precision(name, dtype):

@@ -20,8 +20,8 @@ SETTINGS = {
     "probe_every": 1, "target_sparsity": 0.6,
 }  # fmt: skip
 NUMBERS = (
-    "loss", "loss_language", "loss_sparsity", "sparsity_soft", "sparsity_hard", "grad_norm", "gamma",
-    "eval_loss_soft", "eval_loss_hard", "eval_sparsity_hard",
+    "loss", "loss_language", "loss_sparsity", "sparsity_soft", "sparsity_hard", "grad_norm",
+    "gamma", "eval_loss_soft", "eval_loss_hard", "eval_sparsity_hard",
 )  # fmt: skip
 
 
@@ -31,7 +31,8 @@ def launch(folder: Path, settings: dict, *flags: str, resume: bool = False) -> N
         sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", "0", *flags,
-        str(HERE / "launched.py"), str(folder), json.dumps(settings), *(["resume"] if resume else []),
+        str(HERE / "launched.py"), str(folder), json.dumps(settings),
+        *(["resume"] if resume else []),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,22 +1,23 @@
 """Which γ leads to the sparsity that was asked for: a controller, as a pure state machine.
 
-The plant: sparsity rises with log γ, follows it with a lag, and as α rises the gates stiffen and
-hardly move any more; a gate that has closed has no gradient to open again. So the controller
-approaches from below: its set point climbs to the target over the first part of the run, and from
-there on an integral part removes what error is left. Time is the share of the run that is done, so
-that a run of 200 steps and one of 25,000 are steered alike.
+The plant, as small runs show it: the log-odds of the sparsity rise by about half of log γ, with a
+lag that grows as α rises and the gates stiffen. So the error is taken in log-odds, where the gain
+is the same at 30 % and at 95 %; the set point moves from where the model starts to the target
+while the gates still yield; and an integral part removes what is left. Time is the share of the
+run that is done, so that a run of 200 steps and one of 25,000 are steered alike.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-RAMP = 0.5  # share of the run in which the set point climbs
-INTEGRAL = 40.0  # change of log γ for an error of 1 during a whole run
-PROPORTIONAL = 6.0  # change of log γ for an error of 1 that appears at once
-SLEW = 30.0  # at most so much change of log γ in a whole run's time
-LEAST, MOST = 1e-3, 1e2
+RAMP = 0.4  # share of the run in which the set point moves
+INTEGRAL = 20.0  # change of log γ for an error of 1 that lasts the whole run
+PROPORTIONAL = 2.0  # change of log γ for an error of 1 that appears at once
+SLEW = 60.0  # log γ changes by no more in a whole run's time
+LEAST, MOST = 1e-3, 1e3
+EDGE = 0.02  # nearer to 0 or 1 the log-odds are mostly noise
 
 
 @dataclass(frozen=True)
@@ -24,13 +25,9 @@ class Control:
     """Where the controller is: plain numbers, saved with every checkpoint."""
 
     gamma: float
+    start: float | None = None  # the first sparsity that was measured
     progress: float = 0.0
     error: float = 0.0
-
-
-def set_point(progress: float, target: float) -> float:
-    """The sparsity that is wanted at this point of the run."""
-    return target * min(1.0, progress / RAMP)
 
 
 def adapted(state: Control, measured: float, target: float, progress: float) -> Control:
@@ -39,9 +36,16 @@ def adapted(state: Control, measured: float, target: float, progress: float) -> 
     log γ += P · (error − last error) + I · error · time,  a PI controller in velocity form: where γ
     stands at a limit there is no hidden sum that could wind up.
     """
+    start = measured if state.start is None else state.start
     time = max(progress - state.progress, 0.0)
-    error = set_point(progress, target) - measured
+    share = min(1.0, progress / RAMP)
+    error = (1 - share) * log_odds(start) + share * log_odds(target) - log_odds(measured)
     change = PROPORTIONAL * (error - state.error) + INTEGRAL * error * time
     change = min(max(change, -SLEW * time), SLEW * time)
     gamma = min(max(state.gamma * math.exp(change), LEAST), MOST)
-    return replace(state, gamma=gamma, progress=progress, error=error)
+    return Control(gamma, start, progress, error)
+
+
+def log_odds(share: float) -> float:
+    inside = min(max(share, EDGE), 1 - EDGE)
+    return math.log(inside / (1 - inside))

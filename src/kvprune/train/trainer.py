@@ -8,7 +8,7 @@ import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ class PruningTrainer(WholeTrainer):
             # such a model would take the mean over each batch, whatever the step holds
             self.compute_loss_func = _next_token_loss
         if self.teacher is not None:
-            self.teacher.to(args.device)
+            self.teacher.to(args.device)  # type: ignore[arg-type]
         self.add_callback(_Pace(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(Progress)
@@ -256,7 +256,7 @@ class PruningTrainer(WholeTrainer):
             # processes whose rounding differs must not drift apart
             gamma = torch.tensor(state.gamma, dtype=torch.float64, device=self.args.device)
             agreed = self.accelerator.gather(gamma.reshape(1))[0]
-            self.control_state = Control(float(agreed), state.progress, state.error)
+            self.control_state = replace(state, gamma=float(agreed))
 
     def evaluation_loop(
         self,
