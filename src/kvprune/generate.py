@@ -28,16 +28,16 @@ class Generated:
     dense_bytes: int
 
 
-def load_model(
-    name: str, adapter: str | Path | None, dtype: str = "auto"
+def load_pretrained(
+    name: str, dtype: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, from a folder or the hub, with an adapter attached if given."""
+    """A model and its tokenizer: from a folder, the hub, or the package's own, called tiny."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from kvprune.config import DenseConfig
-    from kvprune.pruned import attach
-    from kvprune.saving import load
+    from kvprune import tiny
 
+    if name == tiny.NAME:
+        return tiny.load()
     try:
         tokenizer = AutoTokenizer.from_pretrained(name)
         model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
@@ -47,6 +47,18 @@ def load_model(
             f"cannot load the model {name!r}: {reason} "
             f"(a folder with config.json, weights and tokenizer, or a name on the hub)"
         ) from error
+    return model, tokenizer
+
+
+def load_model(
+    name: str, adapter: str | Path | None, dtype: str = "auto"
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The same with an adapter attached if given."""
+    from kvprune.config import DenseConfig
+    from kvprune.pruned import attach
+    from kvprune.saving import load
+
+    model, tokenizer = load_pretrained(name, dtype)
     if adapter is None:
         attach(model, DenseConfig())
     else:

@@ -8,6 +8,7 @@ import typer
 
 from kvprune.cli.demo import demo
 from kvprune.cli.generate import generate
+from kvprune.cli.train import train
 from kvprune.errors import PruneError
 from kvprune.version import __version__
 
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(train)
 
 
 def _version(show: bool) -> None:

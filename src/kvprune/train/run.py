@@ -1,0 +1,74 @@
+"""A recipe carried out: load, train, measure, save, describe."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from kvprune.errors import PruneError
+from kvprune.files import write_whole
+from kvprune.generate import load_pretrained
+from kvprune.train import card
+from kvprune.train.checkpoints import last_whole_checkpoint
+from kvprune.train.data import load as load_data
+from kvprune.train.recipe import Recipe
+from kvprune.train.trainer import PruningTrainer
+
+log = logging.getLogger(__name__)
+
+RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a run."""
+
+    folder: str
+    steps: int
+    metrics: dict[str, float]  # of the evaluation at the end
+
+
+def run(recipe: Recipe, folder: str | Path, resume: bool = False, **arguments: Any) -> Trained:
+    """Train by the recipe into the folder; `arguments` are further TrainingArguments.
+
+    The folder holds the model or adapter, its card, the recipe, checkpoints, and the log for
+    TensorBoard. With `resume` it goes on from the newest whole checkpoint.
+    """
+    folder = Path(folder)
+    found = last_whole_checkpoint(folder) if folder.exists() else None
+    if found is not None and not resume:
+        raise PruneError(
+            f"{folder} holds a run already ({found.name}); go on with --resume, or choose "
+            f"another folder"
+        )
+    model, tokenizer = load_pretrained(recipe.model, "float32")
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and recipe.data.length > limit:
+        raise PruneError(
+            f"rows of {recipe.data.length} tokens do not fit into the {limit} positions of "
+            f"{recipe.model}; lower --length"
+        )
+    data = load_data(recipe.data, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    if data.held_out is None:
+        arguments = {"eval_strategy": "no", **arguments}
+    trainer = PruningTrainer(
+        model,
+        recipe.train,
+        recipe.train.arguments(folder, **arguments),
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=True if found is not None else None)
+    metrics = trainer.evaluate() if data.held_out is not None else {}
+    trainer.save_model(str(folder))
+    if trainer.is_world_process_zero():
+        text = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
+        write_whole(folder / RECIPE, text.encode())
+        write_whole(folder / "README.md", card.text(recipe, metrics).encode())
+    return Trained(str(folder), trainer.state.global_step, metrics)
