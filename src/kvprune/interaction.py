@@ -35,4 +35,9 @@ class Interaction(nn.Module):
         with torch.autocast(hidden.device.type, enabled=False):
             hidden = hidden.to(dtype)
             query = F.linear(hidden, self.query.weight.to(dtype)) / math.sqrt(self.rank)
-            return query, F.linear(hidden, self.key.weight.to(dtype)), self.beta.to(dtype)
+            key = F.linear(hidden, self.key.weight.to(dtype))
+            return query, key, self.beta.to(dtype).reshape(())
+
+    def unscalar(self) -> None:
+        """Make β a tensor of one element: FSDP cannot shard a scalar."""
+        self.beta = nn.Parameter(self.beta.detach().reshape(1), self.beta.requires_grad)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +21,8 @@ SETTINGS = {
     "probe_every": 1, "target_sparsity": 0.6,
 }  # fmt: skip
 NUMBERS = (
-    "loss", "loss_language", "loss_sparsity", "sparsity_soft", "sparsity_hard", "grad_norm", "gamma",
-    "eval_loss_soft", "eval_loss_hard", "eval_sparsity_hard",
+    "loss", "loss_language", "loss_sparsity", "sparsity_soft", "sparsity_hard", "grad_norm",
+    "gamma", "eval_loss_soft", "eval_loss_hard", "eval_sparsity_hard",
 )  # fmt: skip
 
 
@@ -31,7 +32,8 @@ def launch(folder: Path, settings: dict, *flags: str, resume: bool = False) -> N
         sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", "0", *flags,
-        str(HERE / "launched.py"), str(folder), json.dumps(settings), *(["resume"] if resume else []),
+        str(HERE / "launched.py"), str(folder), json.dumps(settings),
+        *(["resume"] if resume else []),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
@@ -48,9 +50,10 @@ def alone(tmp_path_factory):
     return made, folder
 
 
-def compare(folder: Path, alone) -> None:
+def compare(folder: Path, alone, kind: str) -> None:
     made, place = alone
-    history = json.loads((folder / "history.json").read_text())
+    history, how = json.loads((folder / "history.json").read_text())
+    assert how == f"DistributedType.{kind}"
     for name in NUMBERS:
         got = [entry[name] for entry in history if name in entry]
         assert got == pytest.approx(runs.losses(made, name), rel=1e-4), name
@@ -62,4 +65,20 @@ def compare(folder: Path, alone) -> None:
 
 def test_ddp(tmp_path, alone):
     launch(tmp_path, SETTINGS, "--multi_gpu")
-    compare(tmp_path, alone)
+    compare(tmp_path, alone, "MULTI_CPU")
+
+
+def test_fsdp(tmp_path, alone):
+    """And a run that is resumed from the middle."""
+    flags = (
+        "--use_fsdp", "--fsdp_version", "2", "--fsdp_state_dict_type", "SHARDED_STATE_DICT",
+        "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
+        "--fsdp_transformer_layer_cls_to_wrap", "GPT2Block",
+        "--fsdp_cpu_ram_efficient_loading", "false",
+    )  # fmt: skip
+    launch(tmp_path, SETTINGS, *flags)
+    compare(tmp_path, alone, "FSDP")
+    for made in ("checkpoint-4", "out"):
+        shutil.rmtree(tmp_path / made)
+    launch(tmp_path, SETTINGS, *flags, resume=True)
+    compare(tmp_path, alone, "FSDP")

@@ -1,10 +1,10 @@
 """Which γ leads to the sparsity that was asked for: a controller, as a pure state machine.
 
 The plant, as small runs show it: the log-odds of the sparsity rise by about half of log γ, with a
-lag that grows as α rises and the gates stiffen. So the error is taken in log-odds, where the gain is
-the same at 30 % and at 95 %; the set point moves from where the model starts to the target while
-the gates still yield; and an integral part removes what is left. Time is the share of the run that
-is done, so that a run of 200 steps and one of 25,000 are steered alike.
+lag that grows as α rises and the gates stiffen. So the error is taken in log-odds, where the gain
+is the same at 30 % and at 95 %; the set point moves from where the model starts to the target
+while the gates still yield; and an integral part removes what is left. Time is the share of the
+run that is done, so that a run of 200 steps and one of 25,000 are steered alike.
 """
 
 from __future__ import annotations
