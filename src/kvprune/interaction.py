@@ -38,4 +38,8 @@ class Interaction(nn.Module):
         dtype = torch.promote_types(query.dtype, torch.float32)
         hidden = hidden.to(dtype)
         scores = F.linear(hidden, query.to(dtype)) / math.sqrt(len(query))
-        return scores, F.linear(hidden, key.to(dtype)), self.beta.to(dtype)
+        return scores, F.linear(hidden, key.to(dtype)), self.beta.to(dtype).reshape(())
+
+    def unscalar(self) -> None:
+        """Make β a tensor of one element: FSDP cannot shard a scalar."""
+        self.beta = nn.Parameter(self.beta.detach().reshape(1), self.beta.requires_grad)

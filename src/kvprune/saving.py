@@ -187,7 +187,8 @@ def _tensors(pruned: Pruned, state: dict[str, Tensor] | None = None) -> dict[str
     if state is not None:
         state = {name.replace(".interaction.", "."): t for name, t in state.items()}
     return {
-        name: (tensor if state is None else state[name]).detach().cpu().contiguous()
+        # β has another shape while FSDP shards the model
+        name: (tensor if state is None else state[name]).detach().cpu().contiguous().squeeze()
         for layer in pruned.layers
         if layer.interaction is not None
         for name, tensor in layer.interaction.state_dict(prefix=f"{layer.name}.").items()

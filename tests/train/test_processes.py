@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -49,9 +50,10 @@ def alone(tmp_path_factory):
     return made, folder
 
 
-def compare(folder: Path, alone) -> None:
+def compare(folder: Path, alone, kind: str) -> None:
     made, place = alone
-    history = json.loads((folder / "history.json").read_text())
+    history, how = json.loads((folder / "history.json").read_text())
+    assert how == f"DistributedType.{kind}"
     for name in NUMBERS:
         got = [entry[name] for entry in history if name in entry]
         assert got == pytest.approx(runs.losses(made, name), rel=1e-4), name
@@ -63,4 +65,20 @@ def compare(folder: Path, alone) -> None:
 
 def test_ddp(tmp_path, alone):
     launch(tmp_path, SETTINGS, "--multi_gpu")
-    compare(tmp_path, alone)
+    compare(tmp_path, alone, "MULTI_CPU")
+
+
+def test_fsdp(tmp_path, alone):
+    """And a run that is resumed from the middle."""
+    flags = (
+        "--use_fsdp", "--fsdp_version", "2", "--fsdp_state_dict_type", "SHARDED_STATE_DICT",
+        "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
+        "--fsdp_transformer_layer_cls_to_wrap", "GPT2Block",
+        "--fsdp_cpu_ram_efficient_loading", "false",
+    )  # fmt: skip
+    launch(tmp_path, SETTINGS, *flags)
+    compare(tmp_path, alone, "FSDP")
+    for made in ("checkpoint-4", "out"):
+        shutil.rmtree(tmp_path / made)
+    launch(tmp_path, SETTINGS, *flags, resume=True)
+    compare(tmp_path, alone, "FSDP")

@@ -94,8 +94,12 @@ class PruningTrainer(WholeTrainer):
         if not self.model_accepts_loss_kwargs:
             # such a model would take the mean over each batch, whatever the step holds
             self.compute_loss_func = _next_token_loss
+        if self.is_fsdp_enabled:
+            for layer in self.pruned.layers:
+                if layer.interaction is not None:
+                    layer.interaction.unscalar()
         if self.teacher is not None:
-            self.teacher.to(args.device)  # type: ignore[arg-type]
+            nn.Module.to(self.teacher, args.device)
         self.add_callback(_Pace(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(Progress)
@@ -335,6 +339,16 @@ class PruningTrainer(WholeTrainer):
         return numbers
 
     # ---- saving and resuming
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Trainer's own, and where it would write nothing, as FSDP keeps its shards, the whole."""
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        sharded = plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type)
+        if sharded and not _internal_call:
+            state = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state)
+        super().save_model(output_dir, _internal_call)
 
     def _save(
         self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
