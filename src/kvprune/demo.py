@@ -17,6 +17,7 @@ from kvprune import tiny
 from kvprune.cache import PrunedCache
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
+from kvprune.pretrained import load_tokenizer
 from kvprune.pruned import Pruned
 
 LENGTH = 512
@@ -61,7 +62,7 @@ def run(
         raise PruneError(
             "the demo trains, and needs more packages: pip install 'kvprune[train]'"
         ) from error
-    (dense, tokenizer), (model, _) = tiny.load(), tiny.load()
+    dense, model, tokenizer = tiny.load_model(), tiny.load_model(), load_tokenizer(tiny.NAME)
     files = {name: str(tiny.text_file(name)) for name in ("train", "held_out")}
     source = DataConfig((files["train"],), LENGTH, held_out_source=files["held_out"], seed=seed)
     data = load(source, tokenizer)
@@ -155,5 +156,4 @@ def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, pro
             ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=True,
             temperature=0.7, top_k=40, top_p=0.95,
         )  # fmt: skip
-    text: str = tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True)
-    return text
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))

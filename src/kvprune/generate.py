@@ -28,41 +28,26 @@ class Generated:
     dense_bytes: int
 
 
-def load_pretrained(
-    name: str, dtype: str = "auto"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer: from a folder, the hub, or the package's own, called tiny."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    from kvprune import tiny
-
-    if name == tiny.NAME:
-        return tiny.load()
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PruneError(
-            f"cannot load the model {name!r}: {reason} "
-            f"(a folder with config.json, weights and tokenizer, or a name on the hub)"
-        ) from error
-    return model, tokenizer
-
-
 def load_model(
     name: str, adapter: str | Path | None, dtype: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The same with an adapter attached if given."""
-    from kvprune.config import DenseConfig
-    from kvprune.pruned import attach
-    from kvprune.saving import load
+    """A model that generates with our cache, the adapter attached if given, and its tokenizer.
 
-    model, tokenizer = load_pretrained(name, dtype)
+    The folder of a whole fine-tuned model needs no adapter: it prunes as it was trained to.
+    """
+    from kvprune import saving
+    from kvprune.config import DenseConfig
+    from kvprune.pretrained import load_base, load_tokenizer
+    from kvprune.pruned import attach
+
+    tokenizer = load_tokenizer(name)
+    if adapter is None and (Path(name) / saving.FILE).is_file():
+        return saving.load(name, dtype=dtype).model, tokenizer
+    model = load_base(name, dtype)
     if adapter is None:
         attach(model, DenseConfig())
     else:
-        load(model, adapter)
+        saving.load(model, adapter)
     return model, tokenizer
 
 

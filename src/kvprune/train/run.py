@@ -11,7 +11,7 @@ import yaml
 
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
-from kvprune.generate import load_pretrained
+from kvprune.pretrained import load_base, load_tokenizer
 from kvprune.train import card
 from kvprune.train.checkpoints import last_whole_checkpoint
 from kvprune.train.data import load as load_data
@@ -45,7 +45,7 @@ def run(recipe: Recipe, folder: str | Path, resume: bool = False, **arguments: A
             f"{folder} holds a run already ({found.name}); go on with --resume, or choose "
             f"another folder"
         )
-    model, tokenizer = load_pretrained(recipe.model, "float32")
+    model, tokenizer = load_base(recipe.model, "float32"), load_tokenizer(recipe.model)
     limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     if limit is not None and recipe.data.length > limit:
         raise PruneError(

@@ -1,0 +1,10 @@
+"""kvprune eval: one question a command."""
+
+from __future__ import annotations
+
+import typer
+
+eval_app = typer.Typer(
+    help="Measure a model: perplexity, zero-shot tasks, cost, throughput, and all side by side.",
+    no_args_is_help=True,
+)

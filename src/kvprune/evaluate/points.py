@@ -1,0 +1,70 @@
+"""A sweep's finished points in one file: what was measured is never measured twice, nor lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kvprune.errors import PruneError
+from kvprune.files import write_whole
+
+Row = dict[str, Any]
+
+
+class Points:
+    """Rows of plain values, grouped under the setting that they were measured at.
+
+    `measure` computes the rows of a setting once: a sweep that is interrupted and started again
+    goes on with the first setting that the file does not hold. `about` (versions, sizes, the
+    command) must be the same in both runs, as rows measured differently do not mix.
+    """
+
+    def __init__(self, path: str | Path, about: Row | None = None):
+        self.path, self.about = Path(path), about or {}
+        self._groups: dict[str, list[Row]] = {}
+        if self.path.exists():
+            self._read()
+
+    def _read(self) -> None:
+        try:
+            saved = json.loads(self.path.read_text(encoding="utf-8"))
+            groups = {_key(group["setting"]): group["rows"] for group in saved["points"]}
+        except (ValueError, KeyError, TypeError) as error:
+            raise PruneError(
+                f"{self.path} is not a file of measured points ({error}); move it away"
+            ) from error
+        for name, value in self.about.items():
+            if saved["about"].get(name) != value:
+                raise PruneError(
+                    f"{self.path} was measured with {name} = {saved['about'].get(name)!r}, now it "
+                    f"is {value!r}; measure into another file, or delete this one"
+                )
+        self.about = saved["about"]
+        self._groups = groups
+
+    def measure(self, setting: Row, rows: Callable[[], Iterable[Row]]) -> list[Row]:
+        """The rows of this setting: as found in the file, or else computed and written to it."""
+        key = _key(setting)
+        if key not in self._groups:
+            self._groups[key] = [{**setting, **row} for row in rows()]
+            self._write()
+        return self._groups[key]
+
+    def __contains__(self, setting: Row) -> bool:
+        return _key(setting) in self._groups
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for rows in self._groups.values() for row in rows]
+
+    def _write(self) -> None:
+        points = [{"setting": json.loads(key), "rows": rows} for key, rows in self._groups.items()]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps({"about": self.about, "points": points}, indent=1, ensure_ascii=False)
+        write_whole(self.path, text.encode())
+
+
+def _key(setting: Row) -> str:
+    return json.dumps(setting, sort_keys=True)
