@@ -50,7 +50,7 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
         "format": FORMAT,
         "version": __version__,
         "config": to_dict(pruned.config),
-        "base": _base(pruned.model),
+        "base": base_of(pruned.model),
         "layers": [layer.name for layer in pruned.layers],
     }
     # the configuration travels inside the one file, so that the two cannot come apart
@@ -96,7 +96,7 @@ def load(
     config = from_dict(about["config"])
     if not isinstance(model, PreTrainedModel):
         model = load_base(model, dtype)
-    theirs, ours = about["base"], _base(model)
+    theirs, ours = about["base"], base_of(model)
     for what in ("model_type", "hidden_size"):
         if theirs[what] != ours[what]:
             raise PruneError(
@@ -208,7 +208,8 @@ def _fill(pruned: Pruned, tensors: dict[str, Tensor], file: Path) -> None:
                     tensor.copy_(tensors[f"{layer.name}.{name}"])
 
 
-def _base(model: PreTrainedModel) -> dict[str, Any]:
+def base_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What a saved file says of the model that it belongs to."""
     config = model.config.get_text_config()
     return {
         "name": model.config.name_or_path or type(model).__name__,

@@ -36,6 +36,9 @@ def train(
         str | None, typer.Option(help="pruning, dense, local or strided.", show_default="pruning")
     ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Publish the result on the hub as OWNER/NAME.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     **options: Any,
 ) -> None:
@@ -59,7 +62,7 @@ def train(
     from kvprune.train.run import run
 
     chosen = make(merged(load(recipe) if recipe else {}, over))
-    result = run(chosen, out, resume)
+    result = run(chosen, out, resume, push)
     if as_json:
         print(json.dumps(asdict(result)))
         return

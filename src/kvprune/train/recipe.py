@@ -57,6 +57,12 @@ def make(given: dict[str, Any]) -> Recipe:
     return Recipe(str(given["model"]), DataConfig(**data), train)
 
 
+def to_yaml(recipe: Recipe) -> str:
+    """The file that `read` reads back."""
+    text: str = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
+    return text
+
+
 def read(path: str | Path, over: dict[str, Any] | None = None) -> Recipe:
     """The recipe in a file; what `over` holds, shaped the same, goes before what it says."""
     return make(merged(load(path), over or {}))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from kvprune import lora, saving
+from kvprune import lora
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
 from kvprune.pruned import Pruned, Sparsity, attach
@@ -33,16 +32,13 @@ from kvprune.train import distill, measure
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
 from kvprune.train.progress import Progress
+from kvprune.train.saves import INTERACTION, SavingTrainer
 from kvprune.train.schedule import advice, alpha_at
-from kvprune.train.whole import WholeTrainer
 
 log = logging.getLogger(__name__)
 
-SETTINGS = "kvprune_train.json"  # in every checkpoint: the settings, and where the controller is
-INTERACTION = ".interaction."  # in the name of every interaction weight
 
-
-class PruningTrainer(WholeTrainer):
+class PruningTrainer(SavingTrainer):
     """Teach a model to prune, or train a baseline, with everything that Trainer offers.
 
     loss = (1 − distill) · next-token + distill · KL(dense ‖ pruned) + γ · mean keep
@@ -337,61 +333,6 @@ class PruningTrainer(WholeTrainer):
         numbers["tokens_per_second"] = tokens / max(seconds, 1e-9)
         self._restart_sums()
         return numbers
-
-    # ---- saving and resuming
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's own, and where it would write nothing, as FSDP keeps its shards, the whole."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        sharded = plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type)
-        if sharded and not _internal_call:
-            state = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state)
-        super().save_model(output_dir, _internal_call)
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        folder = Path(output_dir) if output_dir else self.folder
-        if self.config.tune == "all":
-            state = self.pruned.model.state_dict() if state_dict is None else state_dict
-            super()._save(str(folder), {n: t for n, t in state.items() if INTERACTION not in n})
-        elif self.processing_class is not None:
-            self.processing_class.save_pretrained(str(folder))
-        # last, so that a folder with this file is complete
-        saving.save(self.pruned, folder, state_dict)
-
-    def extras(self) -> dict[str, bytes]:
-        settings = {"config": self.config.to_dict(), "control": asdict(self.control_state)}
-        return {SETTINGS: json.dumps(settings, indent=1).encode()}
-
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        settings = json.loads((Path(checkpoint) / SETTINGS).read_text())
-        self.control_state = Control(**settings["control"])
-        ours = self.config.to_dict()
-        for name, value in settings["config"].items():
-            if ours.get(name) != value:
-                log.warning("%s was %s when the run began and is now %s", name, value, ours[name])
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(checkpoint, model)
-            return
-        if self.config.tune == "all":
-            super()._load_from_checkpoint(checkpoint, model)
-        saving.fill(self.pruned, checkpoint)
-
-    def _load_best_model(self) -> None:
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """The interaction weights lie in a file of their own, tied weights under another name."""
-        tied = set(self.pruned.model.all_tied_weights_keys)
-        missing = [k for k in load_result.missing_keys if INTERACTION not in k and k not in tied]
-        if missing or load_result.unexpected_keys:
-            raise PruneError(
-                f"the checkpoint is of another model: missing {missing}, "
-                f"unexpected {load_result.unexpected_keys}"
-            )
 
 
 REMEDY = (
