@@ -74,7 +74,6 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         args = config.arguments(
             scratch, report_to=[], eval_strategy="no", save_strategy="no", disable_tqdm=False,
-            dataloader_pin_memory=torch.cuda.is_available(),
         )  # fmt: skip
         trainer = PruningTrainer(
             model, config, args, train_dataset=data.train, eval_dataset=data.held_out

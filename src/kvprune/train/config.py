@@ -133,6 +133,7 @@ class TrainConfig:
 
     def arguments(self, folder: str | Path, **more: Any) -> TrainingArguments:
         """The same for Hugging Face's Trainer; `more` are further arguments of its own."""
+        import torch
         from transformers import TrainingArguments
 
         kind = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
@@ -163,6 +164,7 @@ class TrainConfig:
             "save_total_limit": self.keep_checkpoints,
             "seed": self.seed,
             "report_to": ["tensorboard"],
+            "dataloader_pin_memory": torch.cuda.is_available(),
         }
         return TrainingArguments(**(given | more))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,15 @@ from kvprune.errors import PruneError
 from kvprune.train.config import DataConfig, TrainConfig
 
 PARTS = ("model", "data", "method", "train")
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-4 as a word, and wants 1.0e-4 for the number; everybody writes 1e-4."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,9 @@ def make(given: dict[str, Any]) -> Recipe:
     """A recipe from plain values: {"model", "data": {}, "method": {}, "train": {}}."""
     if unknown := sorted(set(given) - set(PARTS)):
         raise PruneError(f"{', '.join(unknown)}: no such part of a recipe; it has {PARTS}")
+    for part in ("data", "method", "train"):
+        if not isinstance(given.get(part) or {}, dict):
+            raise PruneError(f"{part} holds no settings but {given[part]!r}; write name: value")
     if not given.get("model"):
         raise PruneError("no model to train; name a folder, a model on the hub, or tiny")
     data = dict(given.get("data") or {})
@@ -70,7 +83,7 @@ def read(path: str | Path, over: dict[str, Any] | None = None) -> Recipe:
 
 def load(path: str | Path) -> dict[str, Any]:
     try:
-        given = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe one
     except OSError as error:
         raise PruneError(f"cannot read the recipe {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
