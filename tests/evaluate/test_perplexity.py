@@ -183,6 +183,9 @@ def test_an_interrupted_run_goes_on(tmp_path):
     done = perplexity(pruned, ids[:4], batch=2, points=Points(tmp_path / "p.json"))
     assert done == perplexity(attached(), ids[:4], batch=2)
     assert done != whole
+    # another text is measured, not taken for this one
+    other = perplexity(pruned, ids[:4] - 1, batch=2, points=Points(tmp_path / "p.json"))
+    assert other == perplexity(pruned, ids[:4] - 1, batch=2)
 
 
 def test_bad_input_is_explained():

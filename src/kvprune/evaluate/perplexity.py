@@ -19,7 +19,6 @@ from kvprune.evaluate.reading import Reader, dropped_by
 from kvprune.evaluate.windows import IGNORE, Windows, cut, sizes
 from kvprune.pruned import Pruned
 
-Path = Literal["full", "cached"]
 Sums = dict[str, list[float]]
 
 
@@ -54,7 +53,7 @@ def perplexity(
     stride: int | None = None,
     max_windows: int | None = None,
     dense: PreTrainedModel | Literal["open"] | None = None,
-    path: Path = "full",
+    path: str = "full",
     chunk: int = 64,
     batch: int = 4,
     points: Points | None = None,
@@ -78,7 +77,7 @@ def perplexity(
     with bar:
         for start in range(0, len(windows), batch):
             part = windows.part(start, start + batch)
-            setting = {"windows": [start, start + len(part)]}
+            setting = {"windows": [start, start + len(part)], "text": part.digest()}
 
             def measure(part: Windows = part) -> list[Sums]:
                 return [_sums(reader, beside, part, bins, chunk if path == "cached" else None)]
@@ -207,9 +206,10 @@ def _by_token(logits: Tensor, want: Tensor, dense: Tensor | None) -> dict[str, T
 
 
 def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[AtContext]:
-    names = [name for name in parts[0] if name != "windows"]
-    total = {name: [math.fsum(column) for column in zip(*(p[name] for p in parts), strict=True)]
-             for name in names}  # fmt: skip
+    total = {
+        name: [math.fsum(column) for column in zip(*(part[name] for part in parts), strict=True)]
+        for name in parts[0].keys() - {"windows", "text"}
+    }
     made = []
     contexts: list[int | Literal["all"]] = [*(stop for _, stop in bins), "all"]
     for i, context in enumerate(contexts):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 import torch.nn.functional as F
@@ -30,6 +31,13 @@ class Windows:
     @property
     def length(self) -> int:
         return self.ids.shape[1]
+
+    def digest(self) -> str:
+        """Changes with any token: what was measured on another text must not count for this."""
+        digest = hashlib.blake2b(str(self.first).encode(), digest_size=8)
+        for part in (self.ids, self.targets):
+            digest.update(part.contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def part(self, start: int, stop: int) -> Windows:
         return Windows(self.ids[start:stop], self.targets[start:stop], self.first)
