@@ -103,6 +103,11 @@ class Pruned:
         return self.config.rank if isinstance(self.config, PruningConfig) else 0
 
     @property
+    def working(self) -> Config:
+        """The configuration that works now: `config`, or inside of `dense()` that of no pruning."""
+        return self._settings.config
+
+    @property
     def drops(self) -> bool:
         """Whether a forward pass of the model as it is now drops tokens outright."""
         return self._settings.is_hard(self.model.training)
