@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## see it work: open gates change nothing, closed gates forget
+demo: $(READY)  ## see it work: teach a small model to forget
 	$(BIN)/kvprune demo
 
 test: $(READY)  ## run the tests

@@ -4,7 +4,7 @@
 
 The paper's Fig. perplexity with the package's small model: each method is fine-tuned for the same
 steps on the same text, then measured on a book that no run has seen. It goes on where it stopped.
-At the paper's scale, on GPUs, for each γ in 0.03 … 3 and the baselines:
+At the paper's scale, on GPUs, for each γ and the baselines:
 
     R="accelerate launch -m kvprune train --recipe recipes/gpt2-small.yaml"
     $R --gamma 0.3 --out runs/0.3;  $R --method local --window 256 --out runs/local-256
@@ -19,51 +19,44 @@ from typing import Any
 import small
 
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
-from kvprune.evaluate.points import Points
+from kvprune.config import Config
 
-GAMMAS = (0.03, 0.1, 0.3, 1.0)
 # method and its setting: γ, window, stride
-SETTINGS: list[tuple[str, float | None]] = [
+SETTINGS: list[tuple[str, Any]] = [
     ("dense", None),
-    *(("pruning", gamma) for gamma in GAMMAS),
+    *(("pruning", gamma) for gamma in (0.03, 0.1, 0.3, 1.0)),
     *(("local", window) for window in (256, 128, 64)),
     *(("strided", stride) for stride in (256, 128, 64)),
 ]
-COLOURS = {"pruning": "#2563eb", "local": "#d97706", "strided": "#16a34a", "dense": "#64748b"}
 
 
 def main() -> None:
     args = small.arguments(__doc__).parse_args()
-    points = Points(args.out / "tiny_curve.json", small.about(steps=args.steps))
+    runs, rows = small.Runs(args.runs), []
     # all settings once before any of them twice
     for seed in range(args.seeds):
         for method, setting in SETTINGS:
-            key = {"method": method, "setting": setting, "seed": seed}
-            rows = points.measure(key, lambda key=key: run(**key, steps=args.steps))
-            found = {row["context"]: (row["sparsity"], row["perplexity"]) for row in rows}
-            print(method, setting, seed, found, flush=True)
-    small.publish("tiny_curve", points.about, points.rows)
-    draw(points.rows)
+            more = {"gamma": setting} if method == "pruning" else {}
+            record = runs.record(config_of(method, setting), seed, **more)
+            for context, sparsity, perplexity in record["contexts"]:
+                row = {"method": method, "setting": setting, "seed": seed, "context": context}
+                rows.append({**row, "sparsity": sparsity, "perplexity": perplexity})
+            if method == "pruning":
+                # how far the gate that was trained is from the hard one that is used
+                rows[-1] |= {k.removeprefix("eval_"): v for k, v in record["end"].items()
+                             if k.endswith(("soft", "hard"))}  # fmt: skip
+    small.publish("tiny_curve", runs.points.about, rows)
+    draw(rows)
 
 
-def run(method: str, setting: Any, seed: int, steps: int) -> list[dict[str, Any]]:
-    gamma = {"gamma": setting} if method == "pruning" else {}
-    config = {
+def config_of(method: str, setting: Any) -> Config:
+    made: Config = {
         "dense": lambda: DenseConfig(),
         "pruning": lambda: PruningConfig(rank=small.RANK),
         "local": lambda: LocalConfig(setting),
         "strided": lambda: StridedConfig(setting),
     }[method]()
-    trainer = small.fine_tuned(config, seed, steps=steps, **gamma)
-    soft = {}
-    if method == "pruning":
-        # how far the soft gate that was trained is from the hard one that is used
-        found = trainer.evaluate()
-        soft = {f"{k}_{gate}_at_end": found[f"eval_{k}_{gate}"]
-                for k in ("ppl", "sparsity") for gate in ("soft", "hard")}  # fmt: skip
-    rows = small.measured(trainer.pruned)
-    rows[-1] |= soft
-    return rows
+    return made
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
@@ -73,14 +66,14 @@ def draw(rows: list[dict[str, Any]]) -> None:
     contexts = [*small.CONTEXTS[1:], "all"]
     figure, axes = plt.subplots(1, len(contexts), figsize=(13, 3.6), layout="constrained")
     for axis, context in zip(axes, contexts, strict=True):
-        for method, colour in COLOURS.items():
-            found = mean_points(rows, method, context)
+        for method, colour in small.COLOURS.items():
+            found = means(rows, method, context)
             if method == "dense":
                 axis.axhline(found[0][1], color=colour, linestyle="--", linewidth=1, label=method)
                 continue
-            x, y, low, high = zip(*found, strict=True)
-            spread = [[a - b for a, b in zip(y, low, strict=True)],
-                      [b - a for a, b in zip(y, high, strict=True)]]  # fmt: skip
+            x, y, least, most = zip(*found, strict=True)
+            spread = [[b - a for a, b in zip(least, y, strict=True)],
+                      [b - a for a, b in zip(y, most, strict=True)]]  # fmt: skip
             axis.errorbar([100 * s for s in x], y, spread, color=colour, marker="o", markersize=4,
                           linewidth=1.4, capsize=2, label=method)  # fmt: skip
         title = "all contexts, 1 to 512" if context == "all" else f"context {context}"
@@ -89,15 +82,12 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("perplexity, held-out book")
     axes[0].legend(frameon=False)
-    for ending in ("svg", "png"):
-        file = small.DOCS / "figures" / f"tiny_curve.{ending}"
-        figure.savefig(file, dpi=130)
-        print(f"wrote {file}")
+    small.save_figure(figure, "tiny_curve")
 
 
-def mean_points(rows: list[dict[str, Any]], method: str, context: Any) -> list[tuple[float, ...]]:
+def means(rows: list[dict[str, Any]], method: str, context: Any) -> list[tuple[float, ...]]:
     """Sparsity, perplexity, and its least and most over seeds, by sparsity."""
-    groups: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         if (row["method"], row["context"]) == (method, context):
             groups.setdefault(row["setting"], []).append(row)

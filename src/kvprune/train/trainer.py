@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
 import logging
 import time
 from collections.abc import Iterator
@@ -27,18 +26,19 @@ from transformers.trainer_utils import EvalLoopOutput
 from kvprune import lora
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
-from kvprune.pruned import Pruned, Sparsity, attach
-from kvprune.train import distill, measure
+from kvprune.pruned import Pruned, attach
+from kvprune.train import distill
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
+from kvprune.train.measuring import MeasuringTrainer
 from kvprune.train.progress import Progress
-from kvprune.train.saves import INTERACTION, SavingTrainer
+from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
 
 log = logging.getLogger(__name__)
 
 
-class PruningTrainer(SavingTrainer):
+class PruningTrainer(MeasuringTrainer):
     """Teach a model to prune, or train a baseline, with everything that Trainer offers.
 
     loss = (1 − distill) · next-token + distill · KL(dense ‖ pruned) + γ · mean keep
@@ -72,8 +72,6 @@ class PruningTrainer(SavingTrainer):
         self.pruned = self._go_on(model) if isinstance(model, Pruned) else self._attach(model)
         self._freeze()
         self.control_state = Control(config.gamma)
-        self.hard: Sparsity | None = None  # as last probed
-        self._rows: list[Tensor] | None = None  # of the evaluation at hand
         self._restart_sums()
         use_cache = self.pruned.model.config.use_cache
         super().__init__(
@@ -220,30 +218,7 @@ class PruningTrainer(SavingTrainer):
             optimizer.param_groups = list(_split(optimizer, ours, self.config))
         return optimizer
 
-    # ---- measuring
-
-    def probe(self) -> Sparsity:
-        """The hard sparsity on a few rows of the evaluation text, now."""
-        rows = self._probe_rows()
-        # under FSDP this is the wrapper, which brings the shards together
-        model = self.model or self.pruned.model
-        with torch.no_grad(), self.pruned.evaluating():
-            model(**rows, use_cache=False)
-        self.hard = self.pruned.sparsity()
-        return self.hard
-
-    def _probe_rows(self) -> dict[str, Tensor]:
-        data: Any = self.eval_dataset
-        count = self.config.probe_rows
-        if isinstance(data, dict):
-            data = next(iter(data.values()))
-        if hasattr(data, "__len__"):
-            count = min(count, len(data))
-            rows = [data[i * len(data) // count] for i in range(count)]
-        else:
-            rows = list(itertools.islice(data, count))
-        batch = self._prepare_inputs(self.data_collator(rows))
-        return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+    # ---- the pace
 
     def probe_and_adapt(self) -> None:
         if self.eval_dataset is None or not self.config.prunes:
@@ -258,46 +233,13 @@ class PruningTrainer(SavingTrainer):
             agreed = self.accelerator.gather(gamma.reshape(1))[0]
             self.control_state = replace(state, gamma=float(agreed))
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Once with the gate of the moment, once with the hard one, whose loss is the loss."""
-        started = time.perf_counter()
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.set_alpha()
-        gates = {"soft": False, "hard": True} if self.config.prunes else {"hard": True}
-        if description != "Evaluation":
-            gates = {"hard": True}
-        metrics: dict[str, float] = {}
-        for gate, hard in gates.items():
-            before, self.pruned.hard = self.pruned.hard, hard
-            self._rows = []
-            try:
-                output = super().evaluation_loop(
-                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-                )
-                if self._rows:
-                    numbers = measure.summary(torch.cat(self._rows), gate)
-                    metrics |= {f"{metric_key_prefix}_{k}": v for k, v in numbers.items()}
-            finally:
-                self.pruned.hard, self._rows = before, None
-        if f"{metric_key_prefix}_loss_hard" in metrics:
-            metrics[f"{metric_key_prefix}_loss"] = metrics[f"{metric_key_prefix}_loss_hard"]
-        self.seconds_off += time.perf_counter() - started
-        return output._replace(metrics={**(output.metrics or {}), **metrics})
-
-    def _evaluation_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, items: Any
-    ) -> Any:
-        loss, outputs = super().compute_loss(model, dict(inputs), True, items)
-        if self._rows is not None and inputs.get("labels") is not None:
-            rows = measure.by_row(outputs["logits"], inputs["labels"], self.pruned)
-            self._rows.append(self.accelerator.gather_for_metrics(rows))
-        return (loss, outputs) if return_outputs else loss
+        started = time.perf_counter()
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.seconds_off += time.perf_counter() - started
 
     # ---- the log
 
