@@ -33,7 +33,8 @@ def register() -> None:
     """Make `--model kvprune` known to lm-eval; the class is imported when it is used."""
     from lm_eval.api.registry import model_registry
 
-    model_registry.register("kvprune", target="kvprune.evaluate.lm:PrunedLM")
+    if "kvprune" not in model_registry:
+        model_registry.register("kvprune", target="kvprune.evaluate.lm:PrunedLM")
 
 
 def find(folder: str | Path, task: str) -> Path:
