@@ -99,9 +99,12 @@ def test_an_untouched_model_is_dense():
     model, ids = zoo.make("llama"), random_ids(2, 40)
     model.train()
     want = perplexity(attached("dense", "llama"), ids, progress=False)
+    with torch.no_grad():
+        loss = zoo.make("llama")(ids, labels=ids).loss
     for path in ("full", "cached"):
         rows = perplexity(model, ids, path=path, chunk=9)
         assert_same(rows, want, rel=1e-5)
+        assert rows[-1].loss == pytest.approx(float(loss), rel=1e-5)
         assert {row.sparsity for row in rows} == {0.0}
         assert "kl" not in rows[0].to_dict()
     assert model.training

@@ -49,18 +49,20 @@ def plot_perplexity(rows: Sequence[AtContext], stem: Path, title: str = "") -> N
     sized = [row for row in rows if isinstance(row.context, int)]
     x = [row.context for row in sized]
     with figure(stem, panels=2) as (left, right):
-        left.plot(x, [row.perplexity for row in sized], "o-", color=PRUNED, label=title or None)
         if all(row.dense_perplexity is not None for row in sized):
             dense = [row.dense_perplexity for row in sized]
             left.plot(x, dense, "o--", color=DENSE, label="dense")
+        left.plot(x, [row.perplexity for row in sized], "o-", color=PRUNED, label=title or None)
         left.set_ylabel("perplexity")
         left.set_yscale("log", base=2)
+        left.yaxis.set_major_formatter("{x:g}")
         right.plot(x, [100 * row.sparsity for row in sized], "o-", color=PRUNED)
         right.set_ylabel("context pruned, %")
         right.set_ylim(-2, 102)
         for axes in (left, right):
             axes.set_xlabel("context, tokens")
             axes.set_xscale("log", base=2)
+            axes.set_xticks(x, [str(n) for n in x])
             axes.grid(alpha=0.3)
         if left.get_legend_handles_labels()[1]:
             left.legend()

@@ -36,7 +36,7 @@ class Windows:
         """Changes with any token: what was measured on another text must not count for this."""
         digest = hashlib.blake2b(str(self.first).encode(), digest_size=8)
         for part in (self.ids, self.targets):
-            digest.update(part.contiguous().numpy().tobytes())
+            digest.update(part.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def part(self, start: int, stop: int) -> Windows:
