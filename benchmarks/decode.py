@@ -3,6 +3,7 @@
 import statistics
 
 import harness
+from kvprune.evaluate.decoding import dense_cache, filled_cache, stepper
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
 BATCHES = [1, 8, 32, 48]  # more, and four caches of them do not fit into 24 GB
@@ -129,68 +130,6 @@ def survivors(layers: int, batch: int, context: int, sparsity: float, uneven: bo
     return kept.round().long().clamp(1, context)
 
 
-def filled(pruned, batch: int, context: int, kept):
-    """A PrunedCache as it would be after `context` tokens, with random contents."""
-    import torch
-
-    import kvprune
-
-    cache = kvprune.PrunedCache(pruned)
-    config, dtype = pruned.model.config, pruned.model.dtype
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = config.hidden_size // config.num_attention_heads
-    for store, counts in zip(cache.stores, kept, strict=True):
-        width = int(counts.max())
-        x = torch.randn(batch, heads, width, size).to(dtype)
-        table = store.begin(x[:, :, :0], x[:, :, :0])
-        valid = torch.arange(width) < counts[:, None]
-        number = torch.arange(width).expand(batch, width)
-        table.push(x, x, torch.randn(batch, width, table.key_int.shape[-1]), number, valid)
-        store.seen = context
-    return cache
-
-
-def dense_cache(kind: str, model, batch: int, context: int, room: int):
-    import torch
-    from transformers import DynamicCache, StaticCache
-
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = config.hidden_size // config.num_attention_heads
-    cache = (
-        DynamicCache(config=config)
-        if kind == "dynamic"
-        else StaticCache(config=config, max_cache_len=context + room)
-    )
-    for layer in range(config.num_hidden_layers):
-        x = torch.randn(batch, heads, context, size).to(model.dtype)
-        cache.update(x, x.clone(), layer)
-    return cache
-
-
-def stepper(model, cache, batch: int, context: int):
-    """A call that decodes STEPS tokens as `generate` does, each from the last one's argmax."""
-    import torch
-
-    token = torch.ones(batch, 1, dtype=torch.long)
-
-    @torch.inference_mode()
-    def run() -> None:
-        nonlocal token
-        for _ in range(STEPS):
-            seen = cache.get_seq_length()
-            seen = int(seen) if not isinstance(seen, int) else seen
-            mask = torch.ones(batch, seen + 1, dtype=torch.long)
-            position = torch.full((batch, 1), seen)
-            logits = model(
-                token, attention_mask=mask, position_ids=position, past_key_values=cache,
-                use_cache=True, logits_to_keep=1,
-            ).logits  # fmt: skip
-            token = logits[:, -1].argmax(-1, keepdim=True)
-
-    return run
-
-
 def gpt2_steps(
     precision: str, batch: int, context: int, repeats: int, quick: bool, only=None
 ) -> dict[str, list[float]]:
@@ -200,17 +139,17 @@ def gpt2_steps(
     room = STEPS * (repeats + 2)
     layers = plain.config.num_hidden_layers
     kept = survivors(layers, batch, context, SPARSITY)
-    ours = filled(attached(pruned_model), batch, context, kept)
-    calls = {"ours": stepper(pruned_model, ours, batch, context)}
+    ours = filled_cache(attached(pruned_model), context, kept)
+    calls = {"ours": stepper(pruned_model, ours, batch, STEPS)}
     for kind in ("dynamic", "static"):
         if only is None or kind in only:
             cache = dense_cache(kind, plain, batch, context, room)
-            calls[kind] = stepper(plain, cache, batch, context)
+            calls[kind] = stepper(plain, cache, batch, STEPS)
     if only is None:
         dense_model = gpt2(precision, quick)
         store = kvprune.attach(dense_model, kvprune.DenseConfig())
         full = survivors(layers, batch, context, 0.0, uneven=False)
-        calls["dense"] = stepper(dense_model, filled(store, batch, context, full), batch, context)
+        calls["dense"] = stepper(dense_model, filled_cache(store, context, full), batch, STEPS)
     return harness.interleave(repeats, calls)
 
 
@@ -222,7 +161,7 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
 
     batch, model = 32, gpt2("float32", quick)
     kept = survivors(model.config.n_layer, batch, CONTEXT, SPARSITY)
-    cache = filled(attached(model), batch, CONTEXT, kept)
+    cache = filled_cache(attached(model), CONTEXT, kept)
     query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
     query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
     now = torch.full((batch,), CONTEXT)
@@ -260,10 +199,10 @@ def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, lis
     pruned = attached(ours)
     for context in contexts:
         kept = survivors(layers, batch, 256 / 0.2, 0.8).clamp(max=context)
-        calls[f"ours {context}"] = stepper(ours, filled(pruned, batch, context, kept), batch, 0)
+        calls[f"ours {context}"] = stepper(ours, filled_cache(pruned, context, kept), batch, STEPS)
         if context in (1000, 4000, 16000):
             cache = dense_cache("dynamic", plain, batch, context, 0)
-            calls[f"dynamic {context}"] = stepper(plain, cache, batch, context)
+            calls[f"dynamic {context}"] = stepper(plain, cache, batch, STEPS)
     return harness.interleave(repeats, calls)
 
 
@@ -273,7 +212,7 @@ def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
     for name in ("uneven", "ideal"):
         model = gpt2("float32", quick)
         kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
-        calls[name] = stepper(model, filled(attached(model), 32, CONTEXT, kept), 32, CONTEXT)
+        calls[name] = stepper(model, filled_cache(attached(model), CONTEXT, kept), 32, STEPS)
     return harness.interleave(repeats, calls)
 
 

@@ -38,13 +38,13 @@ def filled_cache(pruned):
     """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % a row, ± 40 % a layer."""
     import torch
 
-    from decode import filled
+    from kvprune.evaluate.decoding import filled_cache as filled
 
     random = torch.Generator().manual_seed(0)
     share = 0.9 + 0.2 * torch.rand(12, 32, generator=random)
     share *= 0.6 + 0.8 * torch.rand(12, 1, generator=random)
     kept = (share / share.mean() * 200).round().long()
-    return filled(pruned, 32, 1000, kept)
+    return filled(pruned, 1000, kept)
 
 
 def storages() -> tuple[float, float]:
@@ -58,7 +58,8 @@ def process_bytes(kind: str) -> float:
     """Growth of this process when the cache is made."""
     import gc
 
-    from decode import attached, dense_cache, gpt2
+    from decode import attached, gpt2
+    from kvprune.evaluate.decoding import dense_cache
 
     model = gpt2("float32")
     pruned = attached(model) if kind == "ours" else None
