@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from kvprune.evaluate.cost import PARTS
-from kvprune.evaluate.figures import COLOURS, heading, legend, line, panels
+from kvprune.evaluate.drawing import COLOURS, heading, legend, line, panels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -45,10 +45,12 @@ def empty_cache(kind: str, model: PreTrainedModel, length: int) -> Cache:
     raise PruneError(f"a cache of kind {kind!r} is unknown; choose dynamic or static")
 
 
-def filled_cache(pruned: Pruned, context: int, kept: Tensor) -> PrunedCache:
+def filled_cache(
+    pruned: Pruned, context: int, kept: Tensor, token: Tensor | None = None
+) -> PrunedCache:
     """A PrunedCache as it would be after `context` tokens, with random contents.
 
-    kept: (L, B), tokens that each layer holds of each row.
+    kept: (L, B), tokens that each layer holds of each row; token: which ones, the last if None.
     """
     cache = PrunedCache(pruned)
     _, heads, size, value_size = host.heads(pruned.model.config)
@@ -58,10 +60,9 @@ def filled_cache(pruned: Pruned, context: int, kept: Tensor) -> PrunedCache:
         value = torch.randn(B, heads, S, value_size).to(pruned.model.dtype)
         table = store.begin(key[:, :, :0], value[:, :, :0])
         valid = torch.arange(S) < counts[:, None]
-        # the last of the context: a baseline's window holds those
-        token = torch.arange(context - S, context).expand(B, S)
+        number = torch.arange(context - S, context) if token is None else token[:S]
         extra = {name: torch.rand(B, S, *shape) for name, shape in table.extra.items()}
-        table.push(key, value, torch.randn(B, S, pruned.rank), token, valid, **extra)
+        table.push(key, value, torch.randn(B, S, pruned.rank), number.expand(B, S), valid, **extra)
         store.seen = context
     return cache
 

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +23,7 @@ class Spread(NamedTuple):
 
 
 def interleave(
-    repeats: int, calls: dict[str, Callable[[], object]], warmup: int = 1
+    repeats: int, calls: Mapping[str, Callable[[], object]], warmup: int = 1
 ) -> dict[str, list[float]]:
     """Seconds of each call, round robin: what slows the machine down slows all of them down."""
     for _ in range(warmup):

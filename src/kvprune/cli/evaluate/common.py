@@ -24,7 +24,7 @@ def numbers(text: str, kind: Callable[[str], N], option: str) -> list[N]:
         raise PruneError(f"{option} {text!r} must be {what} with commas between them") from None
 
 
-def size(text: str, option: str) -> int:
+def in_bytes(text: str, option: str) -> int:
     """'4GB' as bytes; GiB are 2^30."""
     match = re.fullmatch(r"\s*([\d.]+)\s*([KMGT]?I?)B?\s*", text.upper())
     try:
@@ -61,21 +61,3 @@ def quiet() -> None:
 
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-
-
-def flops(value: float) -> str:
-    """1234567890 as '1.23 G'."""
-    return _scaled(value, 1000, ("", "K", "M", "G", "T", "P"))
-
-
-def bytes_(value: float) -> str:
-    """1572864 as '1.50 MiB'."""
-    return _scaled(value, 1024, ("B", "KiB", "MiB", "GiB", "TiB"))
-
-
-def _scaled(value: float, step: int, units: tuple[str, ...]) -> str:
-    unit = 0
-    while value >= step and unit < len(units) - 1:
-        value, unit = value / step, unit + 1
-    digits = 0 if unit == 0 or value >= 100 else 1 if value >= 10 else 2
-    return f"{value:.{digits}f} {units[unit]}".rstrip()

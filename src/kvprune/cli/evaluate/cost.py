@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.evaluate.common import bytes_, flops, numbers, quiet, table, told
+from kvprune.cli.evaluate.common import numbers, quiet, table, told
+from kvprune.evaluate.amounts import operations, size
 
 if TYPE_CHECKING:
     from kvprune.evaluate.shape import Shape
@@ -49,7 +50,7 @@ def cost(
     )
     if out is not None:
         from kvprune.evaluate.cost_figure import draw
-        from kvprune.evaluate.figures import save
+        from kvprune.evaluate.drawing import save
 
         told([points.write(out / "cost.json"), *save(draw(points.rows), out / "cost")])
     if as_json:
@@ -67,13 +68,13 @@ def _show(shape: Shape, rows: list[dict[str, Any]]) -> None:
     names = [_side(row) for row in shown]
     for key, what in (("flops", "one more token"), ("flops_prefill", "a prompt")):
         totals = [sum(row[key].values()) for row in shown]
-        lines = [[part, *(flops(row[key][part]) for row in shown)] for part in PARTS]
-        lines += [["in all", *(flops(total) for total in totals)]]
+        lines = [[part, *(operations(row[key][part]) for row in shown)] for part in PARTS]
+        lines += [["in all", *(operations(total) for total in totals)]]
         lines += [["against dense", *(f"{total / totals[0]:.3f} ×" for total in totals)]]
         table(f"{shape.name}: FLOPs of {what}, context {largest:,}", ["", *names], lines)
     table(
         f"{shape.name}: bytes of the cache, {shape.dtype}; weights "
-        f"{bytes_(rows[0]['weight_bytes'])}",
+        f"{size(rows[0]['weight_bytes'])}",
         ["context", "batch", "", "keys + values", "interaction", "bookkeeping", "in all",
          "against dense", "with slack, at most"],
         ([f"{row['context']:,}", str(row["batch"]), _side(row), *_bytes(row)] for row in rows),
@@ -89,4 +90,4 @@ def _bytes(row: dict[str, Any]) -> list[str]:
     parts = row["bytes"]
     states = parts["keys"] + parts["values"] + parts["left_alone"]
     shown = (states, parts["interaction_keys"], parts["bookkeeping"], row["cache_bytes"])
-    return [*map(bytes_, shown), f"{row['cache_ratio']:.3f} ×", bytes_(row["cache_bytes_most"])]
+    return [*map(size, shown), f"{row['cache_ratio']:.3f} ×", size(row["cache_bytes_most"])]
