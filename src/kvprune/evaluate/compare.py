@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]
 NONE = "–"
+NOTE = (
+    "Perplexity and the share pruned are over all context sizes that were measured, accuracy is "
+    "the mean over tasks, cache and speed are at the largest context and the fastest batch there."
+)
 
 
 def compare(paths: Iterable[str | Path], out: Path | None = None) -> tuple[list[Row], list[Path]]:
@@ -133,6 +137,7 @@ def page_of(results: list[Result], found: list[Entry], figure: Figure | None) ->
 
     parts = []
     if found:
+        parts.append(page.note(NOTE))
         parts.append(page.table(*summary_table([summary(e, found) for e in found]), left=2))
     if figure is not None:
         parts.append(page.figure(drawing.inline(figure, "compare"), "against sparsity"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvprune.evaluate.drawing import legend, line, panels
+from kvprune.evaluate.drawing import legend, level, line, panels
 from kvprune.evaluate.results import Entry, Result, summary
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ def draw(found: list[Entry], results: list[Result]) -> Figure | None:
             points = sorted(points)
             x = [100 * sparsity for sparsity, _ in points]
             line(axis, order.index(name), x, [y for _, y in points], name)
+            if name.endswith("dense") and len(points) == 1:
+                level(axis, points[0][1])
         axis.set(xlabel="context pruned, %", ylabel=unit)
         axis.margins(x=0.06, y=0.12)
         legend(axis)

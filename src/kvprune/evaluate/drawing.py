@@ -46,13 +46,13 @@ STYLE: Any = {
 
 
 def panels(titles: Sequence[str], width: float = 4.4, height: float = 3.3) -> tuple[Figure, Any]:
-    """A figure with one named panel a title, at most three in a row."""
+    """A figure with one named panel a title, at most three in a row and four as two by two."""
     try:
         import matplotlib
         from matplotlib.figure import Figure
     except ImportError as error:
         raise PruneError("figures need matplotlib: pip install 'kvprune[plot]'") from error
-    columns = min(3, len(titles))
+    columns = 2 if len(titles) == 4 else min(3, len(titles))
     rows = math.ceil(len(titles) / columns)
     with matplotlib.rc_context(STYLE):
         figure = Figure((width * columns, height * rows), layout="constrained")
@@ -74,6 +74,11 @@ def line(axis: Axes, number: int, x: Sequence[float], y: Sequence[float], name: 
     colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number % len(MARKERS)]
     # a name that starts with _ would be left out of the legend
     axis.plot(x, y, color=colour, marker=marker, label=plain(name).lstrip("_") or "?")
+
+
+def level(axis: Axes, y: float) -> None:
+    """A dashed line across, behind all else: where the dense model is."""
+    axis.axhline(y, color=COLOURS[0], linestyle=(0, (4, 3)), linewidth=1.1, zorder=1)
 
 
 def legend(axis: Axes, order: int = 1, **where: Any) -> None:

@@ -16,6 +16,7 @@ body { margin: 0 auto; padding: 2.5rem 1.5rem 4rem; max-width: 76rem; background
   color: var(--ink); font: 15px/1.55 system-ui, -apple-system, "Segoe UI", sans-serif }
 h1 { font-size: 1.55rem; margin: 0 0 1.4rem; letter-spacing: -0.01em }
 h2 { font-size: 1.08rem; margin: 2.6rem 0 0.7rem }
+.note { color: var(--muted); margin: -0.9rem 0 1.4rem; max-width: 60rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: 0.42rem 0.8rem; text-align: right; white-space: nowrap;
@@ -50,6 +51,10 @@ def page(title: str, parts: list[str]) -> str:
 
 def heading(text: str) -> str:
     return f"<h2>{escape(text)}</h2>"
+
+
+def note(text: str) -> str:
+    return f"<p class=note>{escape(text)}</p>"
 
 
 def table(columns: list[str], rows: list[list[str]], left: int = 1) -> str:

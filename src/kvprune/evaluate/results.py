@@ -127,7 +127,14 @@ def entries(results: list[Result]) -> list[Entry]:
             elif result.kind == "throughput" and _is_own(row):
                 entry(_with_method(result.about, row), dense=False).speeds.append(row)
     _shorten(list(made.values()))
-    return sorted(made.values(), key=lambda e: (e.base, e.method != "dense", e.method, e.name))
+    return sorted(made.values(), key=_place)
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    """Of one base the dense model first, then method by method, the sparsest last."""
+    measured = entry.overall or entry.accuracy or entry.speed or {}
+    dense = entry.method == "dense"
+    return entry.base, not dense, entry.method, measured.get("sparsity", 0.0), entry.name
 
 
 def summary(entry: Entry, found: list[Entry]) -> Row:
