@@ -26,6 +26,16 @@ def test_a_sweep_goes_on_where_it_stopped(tmp_path):
     assert Points(path).rows == [{"rank": 8, "ppl": 3.5}, {"rank": 16, "ppl": 2.0}]
 
 
+def test_without_a_path_nothing_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    points = Points(None, {"a": 1})
+    points.measure({"rank": 8}, lambda: [{"ppl": 3.5}])
+    assert points.measure({"rank": 8}, never) == [{"rank": 8, "ppl": 3.5}]
+    group = {"setting": {"rank": 8}, "rows": [{"rank": 8, "ppl": 3.5}]}
+    assert points.document == {"about": {"a": 1}, "points": [group]}
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_order_of_names_does_not_matter(tmp_path):
     points = Points(tmp_path / "p.json")
     points.measure({"a": 1, "b": 2}, lambda: [{"c": 3}])

@@ -18,27 +18,28 @@ class Points:
 
     `measure` computes the rows of a setting once: a sweep that is interrupted and started again
     goes on with the first setting that the file does not hold. `about` (versions, sizes, the
-    command) must be the same in both runs, as rows measured differently do not mix.
+    command) must be the same in both runs, as rows measured differently do not mix. Without a
+    path nothing outlives the process.
     """
 
-    def __init__(self, path: str | Path, about: Row | None = None):
-        self.path, self.about = Path(path), about or {}
+    def __init__(self, path: str | Path | None, about: Row | None = None):
+        self.path, self.about = None if path is None else Path(path), about or {}
         self._groups: dict[str, list[Row]] = {}
-        if self.path.exists():
-            self._read()
+        if self.path is not None and self.path.exists():
+            self._read(self.path)
 
-    def _read(self) -> None:
+    def _read(self, path: Path) -> None:
         try:
-            saved = json.loads(self.path.read_text(encoding="utf-8"))
+            saved = json.loads(path.read_text(encoding="utf-8"))
             groups = {_key(group["setting"]): group["rows"] for group in saved["points"]}
         except (ValueError, KeyError, TypeError) as error:
             raise PruneError(
-                f"{self.path} is not a file of measured points ({error}); move it away"
+                f"{path} is not a file of measured points ({error}); move it away"
             ) from error
         for name, value in self.about.items():
             if saved["about"].get(name) != value:
                 raise PruneError(
-                    f"{self.path} was measured with {name} = {saved['about'].get(name)!r}, now it "
+                    f"{path} was measured with {name} = {saved['about'].get(name)!r}, now it "
                     f"is {value!r}; measure into another file, or delete this one"
                 )
         self.about = saved["about"]
@@ -49,7 +50,8 @@ class Points:
         key = _key(setting)
         if key not in self._groups:
             self._groups[key] = [{**setting, **row} for row in rows()]
-            self._write()
+            if self.path is not None:
+                self.write(self.path)
         return self._groups[key]
 
     def __contains__(self, setting: Row) -> bool:
@@ -59,11 +61,18 @@ class Points:
     def rows(self) -> list[Row]:
         return [row for rows in self._groups.values() for row in rows]
 
-    def _write(self) -> None:
+    @property
+    def document(self) -> Row:
+        """All of it as one object: what the file holds, and what --json prints."""
         points = [{"setting": json.loads(key), "rows": rows} for key, rows in self._groups.items()]
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps({"about": self.about, "points": points}, indent=1, ensure_ascii=False)
-        write_whole(self.path, text.encode())
+        return {"about": self.about, "points": points}
+
+    def write(self, path: Path) -> Path:
+        """Write all of it into this file, in place of what it held."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(self.document, indent=1, ensure_ascii=False)
+        write_whole(path, text.encode())
+        return path
 
 
 def _key(setting: Row) -> str:
