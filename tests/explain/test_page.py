@@ -37,11 +37,14 @@ def visit(browser, tmp_path):
     """Open a trace's page; every error, message and request other than the file itself fails."""
     problems, contexts = [], []
 
-    def opened(trace, title="", **options):
+    def opened(trace, title="", count_time=False, **options):
         file = trace.to_html(tmp_path / "page.html", title)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
         tab = context.new_page()
+        if count_time:
+            tab.session = context.new_cdp_session(tab)
+            tab.session.send("Performance.enable", {"timeDomain": "threadTicks"})
         tab.on("pageerror", lambda error: problems.append(str(error)))
         tab.on("console", lambda message: problems.append(message.text))
         tab.on("request", lambda request: problems.append(request.url)
@@ -340,21 +343,29 @@ def test_the_smallest_traces(visit, T, L):
 
 
 def test_large_traces_are_quick(visit):
-    """2,000 tokens × 30 layers: under two seconds until a button answers."""
-    tab = visit(made.random_trace(30, 2000))
-    loaded = tab.evaluate("performance.getEntriesByType('navigation')[0].loadEventEnd")
-    frame = "await new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
-    script = f"""async () => {{ const times = [], s = document.getElementById('time');
-        for (let n = 0; n < 20; n++) {{ const before = performance.now();
-            s.value = (n * 577) % 2000; s.dispatchEvent(new Event('input'));
-            {frame}; times.push(performance.now() - before) }}
-        return times }}"""
-    jumps = tab.evaluate(script)
-    assert loaded > 0
-    assert loaded + jumps[0] < 2000
-    jump = sorted(jumps)[10]
-    print(f"answers after {loaded + jumps[0]:.0f} ms, a jump of the slider takes {jump:.0f} ms")
-    assert jump < 200
+    """2,000 tokens × 30 layers: under two seconds until it answers, a frame or two a change.
+
+    In the processor's time of the page's one thread: a busy machine must not fail it.
+    """
+    tab = visit(made.random_trace(30, 2000), count_time=True)
+
+    def seconds():
+        metrics = tab.session.send("Performance.getMetrics")["metrics"]
+        return {metric["name"]: metric["value"] for metric in metrics}["TaskDuration"]
+
+    loaded = seconds()
+    jumps = 20
+    for n in range(jumps):
+        set_time(tab, (n * 577) % 2000)
+    jump = (seconds() - loaded) / jumps
+    before = seconds()
+    for n in range(jumps):
+        choose(tab, n)
+    layer = (seconds() - before) / jumps
+    print(f"answers after {loaded:.2f} s; a jump in time {jump:.3f} s, a layer {layer:.3f} s")
+    assert 0 < loaded < 2
+    assert jump < 0.1
+    assert layer < 0.2
     screenshot(tab, "large")
 
 
