@@ -46,6 +46,12 @@ function paintTime(before) {
   }
 }
 
+// while it plays, the token being read stays in sight
+function follow() {
+  const top = spans[view.t].offsetTop - text.offsetTop;
+  if (top < text.scrollTop || top > text.scrollTop + text.clientHeight - 48) text.scrollTop = top - 60;
+}
+
 let marked = [];
 function mark(i, name) {
   spans[i].classList.add(name);
@@ -194,6 +200,7 @@ function listenText() {
     if (i >= 0 && event.pointerType !== "touch") change({ focus: i });
   });
   text.addEventListener("pointerleave", () => change({ focus: -1 }));
+  text.addEventListener("scroll", () => { if (subject() >= 0) paintSubject(); }, { passive: true });
   text.addEventListener("focusin", (event) => change({ focus: tokenOf(event) }));
   text.addEventListener("focusout", () => change({ focus: -1 }));
   text.addEventListener("click", (event) => {
@@ -216,6 +223,7 @@ function listenText() {
 listeners.push((changed, before) => {
   if (changed("layer")) for (let i = 0; i < T; i++) paint(i);
   else if (changed("t")) paintTime(before.t);
+  if (changed("t") && view.playing) follow();
   if (changed("focus") || changed("selected") || changed("layer")) paintSubject();
   if (changed("focus") || changed("selected") || changed("layer") || (changed("t") && subject() >= 0)) drawDetail();
 });
