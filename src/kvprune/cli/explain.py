@@ -23,9 +23,32 @@ def explain(
     out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explain.html"),
     title: Annotated[str, typer.Option(help="Of the page.")] = "",
     save: Annotated[Path | None, typer.Option(help="Keep the trace as .json or .npz.")] = None,
+    animate: Annotated[Path | None, typer.Option(help="A moving picture as .svg.")] = None,
+    layer: Annotated[
+        int | None, typer.Option(help="That the picture shows; else the one that drops most.")
+    ] = None,
+    corpus: Annotated[
+        list[str] | None,
+        typer.Option(help="Count over texts instead: files, folders, hub datasets; repeatable."),
+    ] = None,
+    rows: Annotated[int, typer.Option(help="So many pieces of the corpus.", min=1)] = 32,
+    length: Annotated[int, typer.Option(help="Tokens of a piece.", min=2)] = 512,
+    switch: Annotated[
+        list[Path] | None,
+        typer.Option(help="Files of the context switch, two or more; else the paper's texts."),
+    ] = None,
+    figures: Annotated[Path, typer.Option(help="The folder of the counts and figures.")] = Path(
+        "explain"
+    ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a page on which to explore what each layer forgot of a text."""
+    """Write a page on which to explore what each layer forgot of a text.
+
+    With --corpus: count over many texts what is forgotten, and draw the paper's figures.
+    """
+    if corpus:
+        _study(model, adapter, corpus, rows, length, switch, figures, as_json)
+        return
     given = sys.stdin.read() if text in (None, "-") else str(text)
 
     import torch
@@ -42,7 +65,53 @@ def explain(
     files = {"page": made.to_html(out, title)}
     if save is not None:
         files["trace"] = made.save(save)
+    if animate is not None:
+        from kvprune.explain.animation import animate as write_animation
+
+        files["animation"] = write_animation(made, animate, layer)
     _show(made, files, as_json)
+
+
+def _study(
+    model: str,
+    adapter: str | None,
+    corpus: list[str],
+    rows: int,
+    length: int,
+    switch: list[Path] | None,
+    folder: Path,
+    as_json: bool,
+) -> None:
+    import transformers
+
+    from kvprune.explain import figures
+    from kvprune.explain.study import study
+    from kvprune.explain.switch import TEXTS
+    from kvprune.generate import load_pruned
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    pruned, tokenizer = load_pruned(model, adapter)
+    texts = tuple(_read(file) for file in switch) if switch else TEXTS
+    made = study(pruned, tokenizer, corpus, length, rows, texts)
+    files = [made.save(folder / "forgetting.json"), *figures.save(made, folder)]
+    if as_json:
+        print(json.dumps(made.to_plain()))
+        return
+    for file in files:
+        print(file)
+    for name, row in made.statistics.droppers_by_kind.items():
+        share = f"{row.share:6.1%} of drops, {row.of_tokens:6.1%} of tokens"
+        print(f"{name:15} {share}", file=sys.stderr)
+
+
+def _read(file: Path) -> str:
+    from kvprune.errors import PruneError
+
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise PruneError(f"cannot read {file}: {error}; give a file of plain text") from error
 
 
 def _show(made: Trace, files: dict[str, Path], as_json: bool) -> None:

@@ -58,7 +58,9 @@ def kept_by_speech(counted: Statistics) -> Figure:
     kept = counted.kept_by_speech or counted.kept_by_kind
     figure, axes = _axes(5, 0.24 * len(kept) + 0.8)
     names = list(kept)[::-1]
-    axes.barh(names, [100 * kept[name].share for name in names], color=ACCENT, height=0.65)
+    axes.barh(
+        names, [100 * kept[name].share for name in names], color=ACCENT, alpha=0.55, height=0.65
+    )
     for y, name in enumerate(names):
         axes.plot([100 * s for s in kept[name].by_layer], [y] * len(kept[name].by_layer), "|",
                   color=INK, markersize=5, alpha=0.6)  # fmt: skip

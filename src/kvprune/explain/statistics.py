@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,9 +53,6 @@ class Statistics:
     positions: list[int]  # where each bin starts
     lifetimes: list[list[float]]  # (L, 2^b ≤ lifetime < 2^(b+1)), shares of all tokens
     kept_by_distance: list[list[float]]  # (L, distance − 1): share that still sees so far back
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def statistics(traces: Sequence[Trace], top: int = 12) -> Statistics:

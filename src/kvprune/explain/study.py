@@ -34,20 +34,23 @@ class Study:
     switch_trace: Trace
     about: dict[str, Any]
 
-    def to_dict(self) -> dict[str, Any]:
-        return {
+    def to_plain(self) -> dict[str, Any]:
+        """The numbers for JSON: five decimals, and null for a mean of nothing."""
+        values = {
             "about": self.about,
             "statistics": asdict(self.statistics),
             "nearest": {name: asdict(found) for name, found in self.nearest.items()},
             "switch": asdict(self.switch),
         }
+        plain: dict[str, Any] = _plain(values)
+        return plain
 
     def save(self, path: str | Path) -> Path:
         """Write the numbers as JSON."""
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
-        values = _rounded(self.to_dict())
-        write_whole(file, json.dumps(values, indent=1, ensure_ascii=False).encode())
+        text = json.dumps(self.to_plain(), indent=1, ensure_ascii=False)
+        write_whole(file, text.encode())
         return file
 
 
@@ -103,10 +106,9 @@ def _rows_of(source: str, tokenizer: PreTrainedTokenizerBase, length: int) -> It
                 yield ids[first : first + length]
 
 
-def _rounded(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     if isinstance(value, float):
-        # JSON has no NaN
         return round(value, 5) if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {name: _rounded(part) for name, part in value.items()}
-    return [_rounded(part) for part in value] if isinstance(value, list) else value
+        return {name: _plain(part) for name, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, list) else value

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,9 +46,6 @@ class Switch:
     across: list[float]  # k after a switch, j before it
     expected: list[float] | None  # at the distances of `across`, in texts without a switch
     starts: list[int]  # where each text starts
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def read_switch(
