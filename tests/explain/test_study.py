@@ -1,14 +1,14 @@
 """A study of a corpus, its figures, and the command."""
 
 import json
-import subprocess
-import sys
 import xml.etree.ElementTree as ET
 
 import made
 import pytest
+from typer.testing import CliRunner
 
 from kvprune import PruneError
+from kvprune.cli import app
 from kvprune.explain import Trace, figures
 from kvprune.explain.study import read_rows, study
 
@@ -37,8 +37,7 @@ def model(tmp_path_factory):
 
 
 def run(*args, text=""):
-    command = [sys.executable, "-c", "from kvprune.cli import main; main()", "explain", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, input=text)
+    return CliRunner().invoke(app, ["explain", *args], input=text)
 
 
 def test_rows_come_from_the_sources_in_turn(corpus):
@@ -80,7 +79,7 @@ def test_command_writes_the_page(model, tmp_path):
     page, trace, svg = tmp_path / "p.html", tmp_path / "t.npz", tmp_path / "a.svg"
     done = run(str(model), "-", "--write", "9", "--out", str(page), "--save", str(trace),
                "--animate", str(svg), "--title", "A <test>", "--json", text=made.TEXT)  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)
     kept = Trace.load(trace)
     assert kept.text.startswith(made.TEXT)
@@ -99,7 +98,7 @@ def test_command_counts_a_corpus(model, corpus, tmp_path):
     done = run(str(model), "--corpus", str(corpus), "--rows", "2", "--length", "64",
                "--figures", str(tmp_path / "out"), "--switch", str(tmp_path / "0.txt"),
                "--switch", str(tmp_path / "1.txt"))  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.output
     assert "punctuation" in done.stderr
     numbers = json.loads((tmp_path / "out" / "forgetting.json").read_text())
     assert numbers["about"]["rows"] == 2
@@ -109,6 +108,6 @@ def test_command_counts_a_corpus(model, corpus, tmp_path):
 
 def test_command_refuses_clearly(model, tmp_path):
     done = run(str(model), "", "--out", str(tmp_path / "p.html"))
-    assert done.returncode == 2
-    assert done.stderr == "kvprune: the text is empty; give the model something to read\n"
+    assert isinstance(done.exception, PruneError)
+    assert "the text is empty" in str(done.exception)
     assert not (tmp_path / "p.html").exists()

@@ -75,12 +75,11 @@ def droppers(counted: Statistics) -> Figure:
     busy = [i for i, drops in enumerate(counted.drops_by_layer) if drops]
     names = [f"layer {counted.layers[i]}" for i in busy] + ["all drops", "all tokens"]
     left = np.zeros(len(names))
-    shades = _matplotlib().get_cmap("viridis")
     for number, (name, row) in enumerate(rows.items()):
         shares = [row.by_layer[i] for i in busy] + [row.share, row.of_tokens]
         widths = 100 * np.array(shares)
         axes.barh(names[::-1], widths[::-1], left=left[::-1], label=name, height=0.7,
-                  color=shades(number / max(len(rows) - 1, 1)))  # fmt: skip
+                  color=_shades(number / max(len(rows) - 1, 1)))  # fmt: skip
         left += widths
     axes.set_xlabel("% of drops, by the kind of token that caused them")
     axes.legend(ncols=3, loc="lower center", bbox_to_anchor=(0.45, 1.0), fontsize=8)
@@ -113,8 +112,8 @@ def lifetimes(counted: Statistics) -> Figure:
 
 def nearest_keys(study: Study) -> Figure:
     """Fig. dropped_not_dropped: distance to the nearest other key, dropped against kept."""
-    made: tuple[Figure, Any] = _matplotlib().subplots(1, 2, figsize=(8, 2.6), sharey=True)
-    figure, panels = made
+    figure = _figure(8, 2.6)
+    panels = figure.subplots(1, 2, sharey=True)
     for axes, (among, found) in zip(panels, study.nearest.items(), strict=True):
         for values, means, name, colour in (
             (found.dropped, found.mean_dropped, "dropped", QUIET),
@@ -153,9 +152,8 @@ def masks(trace: Trace, starts: list[int] | None = None) -> Figure:
     L = len(trace.layers)
     columns = min(L, 6)
     rows = -(-L // columns)
-    figure, axes = _matplotlib().subplots(
-        rows, columns, figsize=(1.7 * columns, 1.9 * rows), squeeze=False
-    )
+    figure = _figure(1.7 * columns, 1.9 * rows)
+    axes = figure.subplots(rows, columns, squeeze=False)
     colours = ListedColormap(["#ffffff", EMPTY, ACCENT])
     for place, axis in enumerate(axes.flat):
         axis.axis("off")
@@ -174,13 +172,22 @@ def masks(trace: Trace, starts: list[int] | None = None) -> Figure:
 
 
 def _axes(width: float, height: float) -> tuple[Figure, Any]:
-    made: tuple[Figure, Any] = _matplotlib().subplots(figsize=(width, height))
-    return made
+    figure = _figure(width, height)
+    return figure, figure.subplots()
+
+
+def _figure(width: float, height: float) -> Figure:
+    # not through pyplot, which keeps every figure until it is closed
+    figure: Figure = _matplotlib().figure.Figure(figsize=(width, height))
+    return figure
+
+
+def _shades(share: float) -> Any:
+    return _matplotlib().colormaps["viridis"](share)
 
 
 def _shade(layer: int, layers: list[int]) -> Any:
-    shades = _matplotlib().get_cmap("viridis")
-    return shades(0.9 * layers.index(layer) / max(len(layers) - 1, 1))
+    return _shades(0.9 * layers.index(layer) / max(len(layers) - 1, 1))
 
 
 def _layer_legend(axes: Any, layers: list[int]) -> None:
@@ -190,11 +197,7 @@ def _layer_legend(axes: Any, layers: list[int]) -> None:
 
 def _matplotlib() -> Any:
     try:
-        import matplotlib
+        import matplotlib.figure
     except ImportError as error:
         raise PruneError("figures need matplotlib: pip install 'kvprune[explain]'") from error
-    # files only: no window, and none needed
-    matplotlib.use("Agg", force=False)
-    import matplotlib.pyplot
-
-    return matplotlib.pyplot
+    return matplotlib
