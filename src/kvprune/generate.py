@@ -14,6 +14,8 @@ from kvprune.errors import PruneError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from kvprune.pruned import Pruned
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -31,7 +33,15 @@ class Generated:
 def load_model(
     name: str, adapter: str | Path | None, dtype: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model that generates with our cache, the adapter attached if given, and its tokenizer.
+    """A model that generates with our cache, and its tokenizer."""
+    pruned, tokenizer = load_pruned(name, adapter, dtype)
+    return pruned.model, tokenizer
+
+
+def load_pruned(
+    name: str, adapter: str | Path | None, dtype: str = "auto"
+) -> tuple[Pruned, PreTrainedTokenizerBase]:
+    """A model by name with its adapter attached, dense if there is none, and its tokenizer.
 
     The folder of a whole fine-tuned model needs no adapter: it prunes as it was trained to.
     """
@@ -42,13 +52,11 @@ def load_model(
 
     tokenizer = load_tokenizer(name)
     if adapter is None and (Path(name) / saving.FILE).is_file():
-        return saving.load(name, dtype=dtype).model, tokenizer
+        return saving.load(name, dtype=dtype), tokenizer
     model = load_base(name, dtype)
     if adapter is None:
-        attach(model, DenseConfig())
-    else:
-        saving.load(model, adapter)
-    return model, tokenizer
+        return attach(model, DenseConfig()), tokenizer
+    return saving.load(model, adapter), tokenizer
 
 
 def generate(

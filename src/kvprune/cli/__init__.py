@@ -8,6 +8,7 @@ import typer
 
 from kvprune.cli.demo import demo
 from kvprune.cli.evaluate import eval_app
+from kvprune.cli.explain import explain
 from kvprune.cli.generate import generate
 from kvprune.cli.train import train
 from kvprune.errors import PruneError
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(explain)
 app.command()(train)
 app.add_typer(eval_app, name="eval")
 
