@@ -66,7 +66,7 @@ def verdicts(found: Study) -> list[str]:
     said.append(
         f"droppers: punctuation and line breaks cause {share:.0%} of all drops and are "
         f"{common:.0%} of the tokens ({share / common:.1f} times their share); "
-        f"{'most' if share > 0.5 else 'not most'} drops are theirs"
+        f"that is {'more' if share > 0.5 else 'less'} than half"
     )
     by_layer = np.sum([row.by_layer for row in marks], axis=0)
     busy = [i for i, drops in enumerate(counted.drops_by_layer) if drops]
@@ -89,7 +89,11 @@ def verdicts(found: Study) -> list[str]:
     switch = found.switch
     rows = []
     for i, layer in enumerate(switch.layers):
-        without = "" if switch.expected is None else f" ({switch.expected[i]:.1%} without a switch)"
+        without = (
+            ""
+            if switch.expected is None
+            else f" ({switch.expected[i]:.1%} as far back without a switch)"
+        )
         rows.append(
             f"{layer}: {switch.across[i]:.1%} across{without}, {switch.within[i]:.0%} within"
         )
