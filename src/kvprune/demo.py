@@ -69,7 +69,7 @@ def run(
     assert data.held_out is not None
     config = TrainConfig(
         method=PruningConfig(rank=32), gamma=gamma, distill=1.0, steps=steps, batch=4, warmup=5,
-        interaction_lr=3e-3, base_lr=3e-4, lr_schedule="linear", log_every=5, seed=seed,
+        interaction_lr=1.5e-3, base_lr=3e-4, lr_schedule="linear", log_every=5, seed=seed,
     )  # fmt: skip
     with tempfile.TemporaryDirectory() as scratch:
         args = config.arguments(

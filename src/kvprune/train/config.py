@@ -44,6 +44,9 @@ class TrainConfig:
     alpha_schedule: Annotated[Shape, "how α gets from start to end; constant: the end's"] = "cosine"
     alpha_share: Annotated[float, "share of the run in which α moves"] = 1.0
     interaction_lr: Annotated[float, "learning rate of the interaction weights"] = 1e-3
+    spread: Annotated[
+        bool, "interaction weights and their rate larger where a layer's inputs are small"
+    ] = True
     base_lr: Annotated[float, "learning rate of everything else; LoRA likes more"] = 5e-5
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"

@@ -27,7 +27,7 @@ from kvprune import lora
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
 from kvprune.pruned import Pruned, attach
-from kvprune.train import distill
+from kvprune.train import distill, spread
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
 from kvprune.train.measuring import MeasuringTrainer
@@ -36,6 +36,8 @@ from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
 
 log = logging.getLogger(__name__)
+
+QUERY_KEY = ("query", "key")  # of the interaction: its weights that scores are a product of
 
 
 class PruningTrainer(MeasuringTrainer):
@@ -70,6 +72,7 @@ class PruningTrainer(MeasuringTrainer):
         self.config = config
         self.teacher = teacher
         self.pruned = self._go_on(model) if isinstance(model, Pruned) else self._attach(model)
+        self._factors = self._spread(fresh=self.pruned is not model)
         self._freeze()
         self.control_state = Control(config.gamma)
         self._restart_sums()
@@ -94,6 +97,7 @@ class PruningTrainer(MeasuringTrainer):
                     layer.interaction.unscalar()
         if self.teacher is not None:
             nn.Module.to(self.teacher, args.device)
+        self._factors = self._agreed(self._factors)
         self.add_callback(_Pace(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(Progress)
@@ -119,6 +123,15 @@ class PruningTrainer(MeasuringTrainer):
         if config.distill and config.tune == "all" and self.teacher is None:
             raise PruneError("pass teacher=: this model may be far from its dense self by now")
         return pruned
+
+    def _spread(self, fresh: bool) -> Tensor:
+        """How much larger than usual each layer's interaction weights and their steps are: (L,)."""
+        if not (self.config.prunes and self.config.spread):
+            return torch.ones(len(self.pruned.layers))
+        factors = spread.factors(self.pruned)
+        if fresh:
+            spread.scale(self.pruned, factors)
+        return factors
 
     def _freeze(self) -> None:
         tune = self.config.tune
@@ -213,10 +226,22 @@ class PruningTrainer(MeasuringTrainer):
         fresh = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if fresh:
-            named = (model or self.pruned.model).named_parameters()
-            ours = {id(p) for name, p in named if INTERACTION in name}
-            optimizer.param_groups = list(_split(optimizer, ours, self.config))
+            rates = dict(self._rates(model or self.pruned.model))
+            optimizer.param_groups = list(_split(optimizer, rates))
         return optimizer
+
+    def _rates(self, model: nn.Module) -> Iterator[tuple[int, tuple[str, float]]]:
+        """Of each parameter, by its id: what its rate is called in the log, and the rate."""
+        config = self.config
+        for name, parameter in model.named_parameters():
+            # wrappers put their own names in between
+            name = name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+            found = ("interaction", config.interaction_lr) if INTERACTION in name else None
+            for number, layer in enumerate(self.pruned.layers):
+                if name.endswith(tuple(f"{layer.name}{INTERACTION}{w}.weight" for w in QUERY_KEY)):
+                    rate = config.interaction_lr * float(self._factors[number])
+                    found = (f"interaction_layer_{number}", rate)
+            yield id(parameter), found or ("base", config.base_lr)
 
     # ---- the pace
 
@@ -229,9 +254,13 @@ class PruningTrainer(MeasuringTrainer):
             assert self.hard is not None
             state = adapted(self.control_state, self.hard.total, target, self.progress)
             # processes whose rounding differs must not drift apart
-            gamma = torch.tensor(state.gamma, dtype=torch.float64, device=self.args.device)
-            agreed = self.accelerator.gather(gamma.reshape(1))[0]
-            self.control_state = replace(state, gamma=float(agreed))
+            gamma = self._agreed(torch.tensor([state.gamma], dtype=torch.float64))
+            self.control_state = replace(state, gamma=float(gamma))
+
+    def _agreed(self, numbers: Tensor) -> Tensor:
+        """What the first process says, on all of them."""
+        everybody = self.accelerator.gather(numbers.to(self.args.device)[None])
+        return everybody[0].cpu()
 
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.set_alpha()
@@ -270,7 +299,9 @@ class PruningTrainer(MeasuringTrainer):
         if self.config.prunes:
             numbers |= {"alpha": self.pruned.alpha, "gamma": self.gamma}
         for group in self.optimizer.param_groups if self.optimizer else []:
-            numbers[f"lr_{group['name']}"] = float(group["lr"])
+            # those of single layers follow that of the whole
+            if group["name"] in ("interaction", "base"):
+                numbers[f"lr_{group['name']}"] = float(group["lr"])
         tokens = self._tokens * self.accelerator.num_processes
         numbers["tokens_per_second"] = tokens / max(seconds, 1e-9)
         self._restart_sums()
@@ -332,15 +363,15 @@ def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = Non
 
 
 def _split(
-    optimizer: torch.optim.Optimizer, ours: set[int], config: TrainConfig
+    optimizer: torch.optim.Optimizer, rates: dict[int, tuple[str, float]]
 ) -> Iterator[dict[str, Any]]:
-    """Each group of parameters as two: the interaction's, and the rest, each with its rate."""
+    """Each group of parameters as several, by the name of their rate."""
     for group in optimizer.param_groups:
-        parts = {"interaction": (True, config.interaction_lr), "base": (False, config.base_lr)}
-        for name, (inside, rate) in parts.items():
-            params = [p for p in group["params"] if (id(p) in ours) == inside]
-            if params:
-                yield {**group, "params": params, "lr": rate, "name": name}
+        parts: dict[tuple[str, float], list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            parts.setdefault(rates[id(parameter)], []).append(parameter)
+        for (name, rate), params in parts.items():
+            yield {**group, "params": params, "lr": rate, "name": name}
 
 
 def _sparsity(gate: str, per_layer: Tensor) -> dict[str, float]:
