@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -156,7 +157,9 @@ def test_a_table_of_the_four_and_their_mean(place, tmp_path):
     rows = zeroshot(lm, files=place / "files")
     assert [row.task for row in rows] == [*HUB, "mean"]
     for row in rows[:-1]:
+        lm.sparsities = []
         right = [sample["acc"] for sample in samples(lm, row.task, place / "files")]
+        assert row.sparsity == pytest.approx(lm.sparsity)
         assert row.samples == len(right)
         assert row.accuracy == sum(right) / len(right)
         p, n = row.accuracy, len(right)
@@ -270,6 +273,17 @@ def test_lm_evals_own_command_knows_the_model(place, monkeypatch):
     assert got["results"]["kvprune_piqa"]["acc,none"] == want.accuracy
     assert got["config"]["sparsity"] == pytest.approx(want.sparsity)
     assert want.sparsity > 0
+
+
+def test_lm_eval_still_knows_its_own_models():
+    """It fills its list only while that is empty; a new process, as here it is full already."""
+    code = """
+import kvprune.evaluate.tasks, sys
+from lm_eval.api.registry import model_registry
+print("kvprune" in model_registry, "hf" in model_registry, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
 
 
 def test_our_command_passes_all_on_to_lm_eval(monkeypatch):

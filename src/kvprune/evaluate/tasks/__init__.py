@@ -31,6 +31,8 @@ Row = dict[str, Any]
 
 def register() -> None:
     """Make `--model kvprune` known to lm-eval; the class is imported when it is used."""
+    # it fills its list of models when that is found empty, so let it do so first
+    import lm_eval.models  # noqa: F401
     from lm_eval.api.registry import model_registry
 
     if "kvprune" not in model_registry:
