@@ -3,10 +3,21 @@
 import statistics
 
 import harness
-from kvprune.evaluate.decoding import dense_cache, filled_cache, stepper
+from kvprune.evaluate.decoding import dense_cache, filled_cache, stepper, twin
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
-BATCHES = [1, 8, 32, 48]  # more, and four caches of them do not fit into 24 GB
+# more than 48, and four caches do not fit into 24 GB
+BATCHES = {
+    "quick": {"float32": [32], "bfloat16": [32]},
+    "bench": {"float32": [1, 8, 32], "bfloat16": [8, 32]},
+    "full": {"float32": [1, 8, 32, 48], "bfloat16": [1, 8, 32, 48]},
+}
+# of the Llama shape; a dense cache of 16,000 tokens takes longer than all the others together
+CONTEXTS = {
+    "quick": [1000, 32000],
+    "bench": [1000, 4000, 32000],
+    "full": [250, 1000, 4000, 16000, 32000],
+}
 
 
 def main() -> None:
@@ -14,11 +25,12 @@ def main() -> None:
     ratios: dict[str, float] = {}
     rows: list[list[object]] = []
     details: dict[str, object] = {}
-    repeats = 3 if args.quick else 5
-    for precision in ("float32", "bfloat16"):
+    quick = args.sizes == "quick"
+    repeats = {"quick": 3, "bench": 4, "full": 5}[args.sizes]
+    for precision, batches in BATCHES[args.sizes].items():
         speeds: dict[str, list[float]] = {}
-        for batch in [32] if args.quick else BATCHES:
-            seconds = gpt2_steps(precision, batch, CONTEXT, repeats, args.quick)
+        for batch in batches:
+            seconds = gpt2_steps(precision, batch, CONTEXT, repeats, quick)
             for other in ("dynamic", "static", "dense"):
                 ratio = harness.ratio(seconds[other], seconds["ours"])
                 rows.append([f"{precision}, batch {batch}, context {CONTEXT}", other, ratio])
@@ -33,20 +45,20 @@ def main() -> None:
             rows.append([f"{precision}, each at its best batch", other, ratio])
     details["bfloat16_products"] = "float32 on all sides" if emulated() else "native"
     short = []
-    for batch in [1] if args.quick else [1, 8, 32]:
+    for batch in [1] if quick else [1, 8, 32]:
         # all twelve layers always: what is measured here is what a layer costs beside its products
         seconds = gpt2_steps("float32", batch, 64, 9, False, only=("dynamic", "ours"))
         short.append(harness.ratio(seconds["dynamic"], seconds["ours"]))
         rows.append([f"float32, batch {batch}, context 64", "dynamic", short[-1]])
     ratios["float32_ctx64_vs_dynamic"] = min(short)
 
-    share, numbers = bandwidth(repeats, args.quick)
+    share, numbers = bandwidth(repeats, quick)
     ratios["attention_bandwidth_share"] = share
     rows.append(["attention's bytes/s, float32, batch 32", "read bandwidth", share])
     details["bandwidth"] = numbers
 
-    contexts = [1000, 32000] if args.quick else [250, 1000, 4000, 16000, 32000]
-    seconds = llama_steps(contexts, repeats, 2 if args.quick else 12)
+    contexts = CONTEXTS[args.sizes]
+    seconds = llama_steps(contexts, repeats, 2 if quick else 12)
     for context in contexts:
         ratio = harness.ratio(seconds[f"ours {context}"], seconds["ours 1000"])
         rows.append([f"Llama shape, 256 survivors, time at {context}", "time at 1000", ratio])
@@ -56,7 +68,7 @@ def main() -> None:
     flat = harness.ratio(seconds["ours 32000"], seconds["ours 1000"])
     ratios["flat_1000_to_32000"] = flat
 
-    seconds = uneven_and_ideal(repeats, args.quick)
+    seconds = uneven_and_ideal(repeats, quick)
     ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
     rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
@@ -135,7 +147,9 @@ def gpt2_steps(
 ) -> dict[str, list[float]]:
     import kvprune
 
-    plain, pruned_model = (gpt2(precision, quick) for _ in range(2))
+    plain = gpt2(precision, quick)
+    # the same weights in the same memory; making them takes longer than a step
+    pruned_model = twin(plain)
     room = STEPS * (repeats + 2)
     layers = plain.config.num_hidden_layers
     kept = survivors(layers, batch, context, SPARSITY)
@@ -146,7 +160,7 @@ def gpt2_steps(
             cache = dense_cache(kind, plain, batch, context, room)
             calls[kind] = stepper(plain, cache, batch, STEPS)
     if only is None:
-        dense_model = gpt2(precision, quick)
+        dense_model = twin(plain)
         store = kvprune.attach(dense_model, kvprune.DenseConfig())
         full = survivors(layers, batch, context, 0.0, uneven=False)
         calls["dense"] = stepper(dense_model, filled_cache(store, context, full), batch, STEPS)
@@ -195,7 +209,8 @@ def llama(positions: int, layers: int = 12):
 def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, list[float]]:
     """Batch 8, 256 survivors whatever the context; dense beside it."""
     batch, calls = 8, {}
-    ours, plain = llama(40000, layers), llama(40000, layers)
+    plain = llama(40000, layers)
+    ours = twin(plain)
     pruned = attached(ours)
     for context in contexts:
         kept = survivors(layers, batch, 256 / 0.2, 0.8).clamp(max=context)
@@ -208,9 +223,9 @@ def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, lis
 
 def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
     """The paper's ideal case: every row holds as many tokens as every other."""
-    calls = {}
+    calls, made = {}, gpt2("float32", quick)
     for name in ("uneven", "ideal"):
-        model = gpt2("float32", quick)
+        model = twin(made)
         kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
         calls[name] = stepper(model, filled_cache(attached(model), CONTEXT, kept), 32, STEPS)
     return harness.interleave(repeats, calls)

@@ -17,7 +17,13 @@ RESULTS = Path(__file__).parent / "results"
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags that every benchmark has; a script may add its own."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="the same ratios from less work")
+    parser.add_argument(
+        "--sizes", choices=["quick", "bench", "full"], default="full",
+        help="how much work: a look, what `make bench` does, or all of it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     parser.add_argument("--save", action="store_true", help="keep the object in benchmarks/results")
     return parser
