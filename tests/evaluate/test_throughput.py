@@ -9,7 +9,7 @@ from transformers import DynamicCache
 import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
-from kvprune import PruneError
+from kvprune import PruneError, lora
 from kvprune.baselines import drop_position
 from kvprune.evaluate import sides, throughput, timing
 from kvprune.evaluate.decoding import (
@@ -22,8 +22,9 @@ from kvprune.evaluate.decoding import (
 )
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.results import best
-from kvprune.evaluate.sides import Loaded, budgeted, ideal, realistic, rows_of
+from kvprune.evaluate.sides import Loaded, budgeted, ideal, load_sides, realistic, rows_of
 from kvprune.evaluate.throughput import Sweep, default_contexts, settings
+from kvprune.pretrained import load_base
 
 NOTHING_FITS = 1
 
@@ -149,6 +150,50 @@ def test_realistic_rows_are_the_models_own_decisions():
     steps = own.pruned.trace(rows_of(own.text, 3, 80))
     assert torch.equal(cache.kept, (steps > 79).sum(-1))
     assert cache.kept.float().std() > 0
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_the_plain_model_stays_plain(tmp_path, with_lora):
+    base = load_base("tiny")
+    ids = random_ids(1, 8)
+    want = base(ids).logits
+    if with_lora:
+        lora.add(base, rank=2, alpha=4.0)
+        with torch.no_grad():
+            for name, weight in base.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+    kvprune.attach(base, kvprune.PruningConfig(rank=4)).save(tmp_path)
+    found = load_sides("tiny", str(tmp_path))
+    assert torch.equal(found.plain(ids).logits, want)
+    shared = found.plain.lm_head.weight.data_ptr() == found.pruned.model.lm_head.weight.data_ptr()
+    # a merged LoRA changes weights, which are then its own
+    assert shared != with_lora
+    changed = [
+        not torch.equal(a, b)
+        for (_, a), (_, b) in zip(
+            found.plain.transformer.h.named_parameters(),
+            ((n, p) for n, p in found.pruned.model.transformer.h.named_parameters()
+             if "interaction" not in n),
+            strict=True,
+        )
+    ]  # fmt: skip
+    assert any(changed) == with_lora
+    assert len(found.text) > 10_000
+
+
+def test_random_weights_take_no_adapter():
+    with pytest.raises(PruneError, match="random weights have no adapter"):
+        load_sides("tiny", "adapter", random=True)
+    found = load_sides("tiny", random=True, dtype="bfloat16")
+    assert found.pruned is None
+    assert found.plain.dtype == torch.bfloat16
+
+
+def test_text_that_cannot_be_read(tmp_path):
+    kvprune.attach(load_base("tiny"), kvprune.PruningConfig(rank=4)).save(tmp_path)
+    with pytest.raises(PruneError, match=r"cannot read text from .*nowhere.txt"):
+        load_sides("tiny", str(tmp_path), tmp_path / "nowhere.txt")
 
 
 def seconds_of(calls) -> dict[str, list[float]]:

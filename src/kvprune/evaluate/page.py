@@ -25,7 +25,7 @@ th { color: var(--muted); font-weight: 600; font-size: 0.82rem; border-bottom-wi
 .left { text-align: left }
 tbody tr:hover { background: var(--band) }
 figure { margin: 2rem 0 }
-figure svg { width: 100%; height: auto; display: block }
+figure svg { width: 100%; min-width: 36rem; max-width: 66rem; height: auto; display: block }
 svg text { font-family: system-ui, -apple-system, "Segoe UI", sans-serif !important }
 details { border-bottom: 1px solid var(--grid); padding: 0.5rem 0 }
 summary { cursor: pointer; color: var(--accent) }
@@ -75,7 +75,7 @@ def table(columns: list[str], rows: list[list[str]], left: int = 1) -> str:
 
 def figure(svg: str, label: str) -> str:
     """Our own drawing, as it is; its text is escaped by whoever drew it."""
-    return f'<figure role="img" aria-label="{escape(label)}">{svg}</figure>'
+    return f'<figure class="wide" role="img" aria-label="{escape(label)}">{svg}</figure>'
 
 
 def details(title: str, about: dict[str, Any]) -> str:
