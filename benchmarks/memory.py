@@ -19,7 +19,7 @@ def main() -> None:
         return
     storage, load = storages()
     dense, ours = (harness.child("--process", kind) for kind in ("dynamic", "ours"))
-    # the peak is that of one layer and grows with the length; more layers add their survivors
+    # how it grows with the length is asked; the number of layers is for the time that one has
     layers = args.layers or {"quick": 1, "bench": 4, "full": 12}[args.sizes]
     peaks = {n: harness.child("--peak", str(n), "--layers", str(layers)) for n in LENGTHS}
     ratios = {

@@ -14,6 +14,7 @@ from helpers import random_ids, uneven_gates
 from kvprune import PruneError
 from kvprune.evaluate.cost import BYTES, PARTS, cache_bytes, cost, decode_flops, prefill_flops
 from kvprune.evaluate.shape import Shape, load_config, read_shape
+from kvprune.slots import SlotTable
 
 CONTEXT = 24
 COUNTED = ["gpt2", "llama", "mistral", "qwen2", "gpt_neox", "phi3", "opt", "gemma2", "qwen3"]
@@ -161,6 +162,25 @@ def test_a_new_table_takes_what_the_model_says():
         model(random_ids(2, 200), past_key_values=cache)
     shape = read_shape(model.config)
     assert cache_bytes(shape, 200, 0.0, 2, rank=8, slack="new").total == cache.nbytes
+
+
+def test_storage_that_is_not_yet_given_back():
+    """Tokens leave: more than a new storage would take, and no more than the model says."""
+    shape = read_shape(zoo.make("llama").config)
+    one = Shape(**{**vars(shape), "layers": shape.layers[:1]})
+    table, beyond = SlotTable(2, 2, 16, rank=8), 0
+    generator = torch.Generator().manual_seed(0)
+    x, token = torch.zeros(2, 2, 200, 16), torch.arange(200).expand(2, 200)
+    table.push(x, x, torch.zeros(2, 200, 8), token)
+    for _ in range(60):
+        table.remove(torch.rand(2, table.width, generator=generator) < 0.02)
+        held, new, most = (
+            cache_bytes(one, table.longest, 0.0, 2, rank=8, slack=slack).total
+            for slack in ("none", "new", "most")
+        )
+        assert held <= table.nbytes <= most
+        beyond += table.nbytes > new
+    assert beyond > 5
 
 
 def test_bytes_are_linear_in_sparsity_and_batch():
