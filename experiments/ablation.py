@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import small
-
 from kvprune import PruningConfig
 
 PALETTE = ("#2563eb", "#d97706", "#16a34a", "#9333ea", "#dc2626")

@@ -6,9 +6,9 @@ The first three are the baselines' masks. The last is a layer of the small model
 prune, as it reads a passage of a book that it has never seen.
 """
 
-import small
 import torch
 
+import small
 from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.baselines import drop_steps
 from kvprune.ops.timeline import make_timeline

@@ -8,9 +8,9 @@ GPT-2 small's width reading random normal inputs, α = 1, as the paper draws it.
 
 from __future__ import annotations
 
-import small
 import torch
 
+import small
 from kvprune.interaction import Interaction
 from kvprune.ops.alpha_sigmoid import alpha_sigmoid
 from kvprune.train.schedule import alpha_at

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
 import torch
 
+import small
 from kvprune import PruningConfig
 
 GAMMAS = (0.03, 0.1, 0.3, 1.0)

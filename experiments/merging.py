@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
+import small
 from kvprune import PruningConfig, tiny
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # of the context that is merged away

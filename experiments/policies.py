@@ -11,9 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
-
 import kvprune
+import small
 from kvprune import DenseConfig, H2OConfig, PruningConfig, StreamingConfig, TovaConfig
 from kvprune.evaluate.perplexity import perplexity
 

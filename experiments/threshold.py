@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import small
-
 from kvprune import PruningConfig
 
 GAMMAS = (0.1, 0.3, 1.0)

@@ -17,7 +17,6 @@ import statistics
 from typing import Any
 
 import small
-
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.config import Config
 

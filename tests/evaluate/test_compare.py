@@ -177,6 +177,7 @@ def test_cost_and_ideal_rows_are_drawn(folder, tmp_path):
     assert lines["pruned, ideal rows"] == [[80.0, 2.5]]
     # ideal rows are no decisions of a model
     assert [entry.method for entry in found] == ["dense"]
+    assert {row["side"] for row in found[0].speeds} == {"dense"}
     html = compare.page_of(results, found, figure)
     assert "Cost by formula: tiny" in html
 
@@ -229,6 +230,7 @@ def test_a_figure_takes_any_name():
     svg = drawing.inline(figure, "x")
     assert "<img" not in svg
     assert svg.count("&lt;img") == 3
+    assert svg.count("$x_1$") == 3  # no formula
     assert not re.search(r"<metadata|<!DOCTYPE", svg)
 
 

@@ -18,8 +18,8 @@ from kvprune.slots import SlotTable
 
 CONTEXT = 24
 COUNTED = ["gpt2", "llama", "mistral", "qwen2", "gpt_neox", "phi3", "opt", "gemma2", "qwen3"]
-COUNTED += ["mixtral", "qwen3_moe", "gpt_bigcode"]
-CACHED = [*COUNTED, "deepseek_v3", "gemma3", "gpt_oss", "llama4", "cohere2", "smollm3", "biogpt"]
+COUNTED += ["mixtral", "qwen3_moe", "gpt_oss", "gpt_bigcode"]
+CACHED = [*COUNTED, "deepseek_v3", "gemma3", "llama4", "cohere2", "smollm3", "biogpt"]
 
 
 def counted(model, run) -> dict[str, float]:

@@ -251,17 +251,17 @@ def test_the_real_clock_runs():
 def test_a_side_that_does_not_fit_is_left_out(clock):
     own = loaded()
     a_row = 3 * 80 * 2 * 2 * 16 * 4  # of the dense cache
-    sweep = Sweep((80,), (1, 2, 4), (0.9,), memory=own.weight_bytes + 3 * a_row, rank=8)
+    sweep = Sweep((80,), (2, 3, 4), (0.9,), memory=own.weight_bytes + 3 * a_row, rank=8)
     rows = throughput.throughput(own, sweep, Points(None))
     ran = {(r["rows"], r["batch"]): [] for r in rows}
     for row in rows:
         ran[row["rows"], row["batch"]].append(row["side"])
-    assert ran["ideal", 2] == ["dense", "pruned"]
+    assert ran["ideal", 3] == ["dense", "pruned"]
     assert ran["ideal", 4] == ["pruned"]
     assert next(r for r in rows if r["batch"] == 4 and r["rows"] == "ideal")["ratio"] is None
     # at each one's best batch pruned may use what dense cannot
     found = {(r["rows"], r["side"]): r for r in best(rows)}
-    assert found["ideal", "dense"]["batch"] == 2
+    assert found["ideal", "dense"]["batch"] == 3
     assert found["ideal", "pruned"]["batch"] == 4
     speeds = [found["ideal", side]["tokens_per_second"] for side in ("pruned", "dense")]
     assert found["ideal", "pruned"]["best_ratio"] == speeds[0] / speeds[1]

@@ -3,9 +3,9 @@
 import re
 import xml.etree.ElementTree as ET
 
-import made
 import pytest
 
+import made
 from kvprune import NEVER, PruneError
 from kvprune.explain.animation import COLUMNS, PAUSE, animate, cells, draw, place_tokens
 

@@ -5,10 +5,10 @@ import os
 import shutil
 from pathlib import Path
 
-import made
 import numpy as np
 import pytest
 
+import made
 from kvprune import NEVER
 from kvprune.explain.page import SCRIPTS, page, summary
 from kvprune.explain.pieces import KINDS

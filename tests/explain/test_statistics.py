@@ -1,10 +1,10 @@
 """Counts over traces, against plain loops."""
 
-import made
 import numpy as np
 import pytest
 import torch
 
+import made
 from kvprune import NEVER, PruneError
 from kvprune.explain import Trace, speech
 from kvprune.explain.keys import keys_of, nearest, nearest_distance

@@ -3,10 +3,10 @@
 import json
 import xml.etree.ElementTree as ET
 
-import made
 import pytest
 from typer.testing import CliRunner
 
+import made
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.explain import Trace, figures

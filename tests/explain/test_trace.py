@@ -2,13 +2,13 @@
 
 import json
 
-import made
 import numpy as np
 import pandas
 import pytest
 import torch
 
 import kvprune
+import made
 from kvprune import NEVER, PruneError
 from kvprune.explain import Trace
 from kvprune.explain.pieces import KINDS, kind, pieces

@@ -22,7 +22,7 @@ def shrunken(by: float, layer: int = 0):
 
 
 def history(tmp_path, model, **settings):
-    made = runs.trainer(tmp_path, of=model, tune="interaction", gamma=1.0, **settings)
+    made = runs.trainer(tmp_path, of=model, tune="interaction", gamma=1.0, steps=4, **settings)
     made.train()
     return made
 
