@@ -22,7 +22,9 @@ def shrunken(by: float, layer: int = 0):
 
 
 def history(tmp_path, model, **settings):
-    made = runs.trainer(tmp_path, of=model, tune="interaction", gamma=1.0, steps=4, **settings)
+    # clipping takes the norm over all layers, and so does see their scales
+    usual = {"tune": "interaction", "gamma": 1.0, "steps": 4, "max_grad_norm": 0.0}
+    made = runs.trainer(tmp_path, of=model, **usual, **settings)
     made.train()
     return made
 
@@ -44,7 +46,7 @@ def test_training_does_not_see_the_scale(tmp_path):
     plain = history(tmp_path / "plain", runs.model())
     small = history(tmp_path / "small", shrunken(0.01))
     for name in ("loss", "sparsity_soft", "sparsity_soft_layer_0"):
-        assert runs.losses(small, name) == pytest.approx(runs.losses(plain, name), rel=1e-3)
+        assert runs.losses(small, name) == pytest.approx(runs.losses(plain, name), rel=5e-3)
     # and without the factors it does
     off = [history(tmp_path / f"{by}", shrunken(by), spread=False) for by in (1.0, 0.01)]
     one, other = (runs.losses(made, "sparsity_soft_layer_0") for made in off)
