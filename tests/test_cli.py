@@ -36,7 +36,7 @@ def test_demo_json(tmp_path):
     result = json.loads(done.stdout)
     dense, pruned = result["dense"], result["pruned"]
     assert dense["perplexity"] < 100
-    assert pruned["perplexity"] < 1.5 * dense["perplexity"]
+    assert pruned["perplexity"] < 2 * dense["perplexity"]
     assert all(0 <= share <= 1 for share in pruned["sparsity"].values())
     assert pruned["cache_bytes"] < 1.2 * dense["cache_bytes"]
     assert "3/3" in done.stderr  # the progress bar

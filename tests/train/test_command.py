@@ -43,7 +43,7 @@ def call(*args: str):
     """In this process; what it prints as JSON."""
     done = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout.strip().splitlines()[-1])
+    return json.loads(done.stdout)
 
 
 def start(*args: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
