@@ -17,7 +17,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: $(READY)  ## see it work: open gates change nothing, closed gates forget
+demo: $(READY)  ## see it work: teach a small model to forget
 	$(BIN)/kvprune demo
 
 test: $(READY)  ## run the tests
@@ -32,9 +32,10 @@ format: $(READY)  ## format the code in place
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: $(READY)  ## run every benchmark and keep its numbers in benchmarks/results
+bench: $(READY)  ## run every benchmark; numbers and a page of ratios in benchmarks/results
 	for name in gate train_step decode prefill memory; do \
-	  $(BIN)/python benchmarks/$$name.py --save || exit 1; done
+	  $(BIN)/python benchmarks/$$name.py --sizes bench --save || exit 1; done
+	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove the environment and caches
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,9 +3,21 @@
 import statistics
 
 import harness
+from kvprune.evaluate.decoding import dense_cache, filled_cache, stepper, twin
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
-BATCHES = [1, 8, 32, 48]  # more, and four caches of them do not fit into 24 GB
+# more than 48, and four caches do not fit into 24 GB
+BATCHES = {
+    "quick": {"float32": [32], "bfloat16": [32]},
+    "bench": {"float32": [1, 8, 32], "bfloat16": [8, 32]},
+    "full": {"float32": [1, 8, 32, 48], "bfloat16": [1, 8, 32, 48]},
+}
+# of the Llama shape; a dense cache of 16,000 tokens takes longer than all the others together
+CONTEXTS = {
+    "quick": [1000, 32000],
+    "bench": [1000, 4000, 32000],
+    "full": [250, 1000, 4000, 16000, 32000],
+}
 
 
 def main() -> None:
@@ -13,11 +25,12 @@ def main() -> None:
     ratios: dict[str, float] = {}
     rows: list[list[object]] = []
     details: dict[str, object] = {}
-    repeats = 3 if args.quick else 5
-    for precision in ("float32", "bfloat16"):
+    quick = args.sizes == "quick"
+    repeats = {"quick": 3, "bench": 4, "full": 5}[args.sizes]
+    for precision, batches in BATCHES[args.sizes].items():
         speeds: dict[str, list[float]] = {}
-        for batch in [32] if args.quick else BATCHES:
-            seconds = gpt2_steps(precision, batch, CONTEXT, repeats, args.quick)
+        for batch in batches:
+            seconds = gpt2_steps(precision, batch, CONTEXT, repeats, quick)
             for other in ("dynamic", "static", "dense"):
                 ratio = harness.ratio(seconds[other], seconds["ours"])
                 rows.append([f"{precision}, batch {batch}, context {CONTEXT}", other, ratio])
@@ -32,20 +45,20 @@ def main() -> None:
             rows.append([f"{precision}, each at its best batch", other, ratio])
     details["bfloat16_products"] = "float32 on all sides" if emulated() else "native"
     short = []
-    for batch in [1] if args.quick else [1, 8, 32]:
+    for batch in [1] if quick else [1, 8, 32]:
         # all twelve layers always: what is measured here is what a layer costs beside its products
         seconds = gpt2_steps("float32", batch, 64, 9, False, only=("dynamic", "ours"))
         short.append(harness.ratio(seconds["dynamic"], seconds["ours"]))
         rows.append([f"float32, batch {batch}, context 64", "dynamic", short[-1]])
     ratios["float32_ctx64_vs_dynamic"] = min(short)
 
-    share, numbers = bandwidth(repeats, args.quick)
+    share, numbers = bandwidth(repeats, quick)
     ratios["attention_bandwidth_share"] = share
     rows.append(["attention's bytes/s, float32, batch 32", "read bandwidth", share])
     details["bandwidth"] = numbers
 
-    contexts = [1000, 32000] if args.quick else [250, 1000, 4000, 16000, 32000]
-    seconds = llama_steps(contexts, repeats, 2 if args.quick else 12)
+    contexts = CONTEXTS[args.sizes]
+    seconds = llama_steps(contexts, repeats, 2 if quick else 12)
     for context in contexts:
         ratio = harness.ratio(seconds[f"ours {context}"], seconds["ours 1000"])
         rows.append([f"Llama shape, 256 survivors, time at {context}", "time at 1000", ratio])
@@ -55,7 +68,7 @@ def main() -> None:
     flat = harness.ratio(seconds["ours 32000"], seconds["ours 1000"])
     ratios["flat_1000_to_32000"] = flat
 
-    seconds = uneven_and_ideal(repeats, args.quick)
+    seconds = uneven_and_ideal(repeats, quick)
     ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
     rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
@@ -129,88 +142,28 @@ def survivors(layers: int, batch: int, context: int, sparsity: float, uneven: bo
     return kept.round().long().clamp(1, context)
 
 
-def filled(pruned, batch: int, context: int, kept):
-    """A PrunedCache as it would be after `context` tokens, with random contents."""
-    import torch
-
-    import kvprune
-
-    cache = kvprune.PrunedCache(pruned)
-    config, dtype = pruned.model.config, pruned.model.dtype
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = config.hidden_size // config.num_attention_heads
-    for store, counts in zip(cache.stores, kept, strict=True):
-        width = int(counts.max())
-        x = torch.randn(batch, heads, width, size).to(dtype)
-        table = store.begin(x[:, :, :0], x[:, :, :0])
-        valid = torch.arange(width) < counts[:, None]
-        number = torch.arange(width).expand(batch, width)
-        table.push(x, x, torch.randn(batch, width, table.key_int.shape[-1]), number, valid)
-        store.seen = context
-    return cache
-
-
-def dense_cache(kind: str, model, batch: int, context: int, room: int):
-    import torch
-    from transformers import DynamicCache, StaticCache
-
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = config.hidden_size // config.num_attention_heads
-    cache = (
-        DynamicCache(config=config)
-        if kind == "dynamic"
-        else StaticCache(config=config, max_cache_len=context + room)
-    )
-    for layer in range(config.num_hidden_layers):
-        x = torch.randn(batch, heads, context, size).to(model.dtype)
-        cache.update(x, x.clone(), layer)
-    return cache
-
-
-def stepper(model, cache, batch: int, context: int):
-    """A call that decodes STEPS tokens as `generate` does, each from the last one's argmax."""
-    import torch
-
-    token = torch.ones(batch, 1, dtype=torch.long)
-
-    @torch.inference_mode()
-    def run() -> None:
-        nonlocal token
-        for _ in range(STEPS):
-            seen = cache.get_seq_length()
-            seen = int(seen) if not isinstance(seen, int) else seen
-            mask = torch.ones(batch, seen + 1, dtype=torch.long)
-            position = torch.full((batch, 1), seen)
-            logits = model(
-                token, attention_mask=mask, position_ids=position, past_key_values=cache,
-                use_cache=True, logits_to_keep=1,
-            ).logits  # fmt: skip
-            token = logits[:, -1].argmax(-1, keepdim=True)
-
-    return run
-
-
 def gpt2_steps(
     precision: str, batch: int, context: int, repeats: int, quick: bool, only=None
 ) -> dict[str, list[float]]:
     import kvprune
 
-    plain, pruned_model = (gpt2(precision, quick) for _ in range(2))
+    plain = gpt2(precision, quick)
+    # the same weights in the same memory; making them takes longer than a step
+    pruned_model = twin(plain)
     room = STEPS * (repeats + 2)
     layers = plain.config.num_hidden_layers
     kept = survivors(layers, batch, context, SPARSITY)
-    ours = filled(attached(pruned_model), batch, context, kept)
-    calls = {"ours": stepper(pruned_model, ours, batch, context)}
+    ours = filled_cache(attached(pruned_model), context, kept)
+    calls = {"ours": stepper(pruned_model, ours, batch, STEPS)}
     for kind in ("dynamic", "static"):
         if only is None or kind in only:
             cache = dense_cache(kind, plain, batch, context, room)
-            calls[kind] = stepper(plain, cache, batch, context)
+            calls[kind] = stepper(plain, cache, batch, STEPS)
     if only is None:
-        dense_model = gpt2(precision, quick)
+        dense_model = twin(plain)
         store = kvprune.attach(dense_model, kvprune.DenseConfig())
         full = survivors(layers, batch, context, 0.0, uneven=False)
-        calls["dense"] = stepper(dense_model, filled(store, batch, context, full), batch, context)
+        calls["dense"] = stepper(dense_model, filled_cache(store, context, full), batch, STEPS)
     return harness.interleave(repeats, calls)
 
 
@@ -222,7 +175,7 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
 
     batch, model = 32, gpt2("float32", quick)
     kept = survivors(model.config.n_layer, batch, CONTEXT, SPARSITY)
-    cache = filled(attached(model), batch, CONTEXT, kept)
+    cache = filled_cache(attached(model), CONTEXT, kept)
     query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
     query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
     now = torch.full((batch,), CONTEXT)
@@ -256,24 +209,25 @@ def llama(positions: int, layers: int = 12):
 def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, list[float]]:
     """Batch 8, 256 survivors whatever the context; dense beside it."""
     batch, calls = 8, {}
-    ours, plain = llama(40000, layers), llama(40000, layers)
+    plain = llama(40000, layers)
+    ours = twin(plain)
     pruned = attached(ours)
     for context in contexts:
         kept = survivors(layers, batch, 256 / 0.2, 0.8).clamp(max=context)
-        calls[f"ours {context}"] = stepper(ours, filled(pruned, batch, context, kept), batch, 0)
+        calls[f"ours {context}"] = stepper(ours, filled_cache(pruned, context, kept), batch, STEPS)
         if context in (1000, 4000, 16000):
             cache = dense_cache("dynamic", plain, batch, context, 0)
-            calls[f"dynamic {context}"] = stepper(plain, cache, batch, context)
+            calls[f"dynamic {context}"] = stepper(plain, cache, batch, STEPS)
     return harness.interleave(repeats, calls)
 
 
 def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
     """The paper's ideal case: every row holds as many tokens as every other."""
-    calls = {}
+    calls, made = {}, gpt2("float32", quick)
     for name in ("uneven", "ideal"):
-        model = gpt2("float32", quick)
+        model = twin(made)
         kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
-        calls[name] = stepper(model, filled(attached(model), 32, CONTEXT, kept), 32, CONTEXT)
+        calls[name] = stepper(model, filled_cache(attached(model), CONTEXT, kept), 32, STEPS)
     return harness.interleave(repeats, calls)
 
 

@@ -1,50 +1,32 @@
-"""What every benchmark shares: fair timing, the machine's name, one table or one JSON object."""
+"""What every benchmark shares: flags, memory, one table or one JSON object."""
 
 import argparse
 import json
 import os
-import platform
 import shlex
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from kvprune.evaluate.timing import interleave, machine, ratio, versions
+
+__all__ = ["arguments", "child", "forget_peak", "interleave", "ratio", "report", "resident"]
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ["kvprune", "torch", "transformers", "numba"]
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
     """The flags that every benchmark has; a script may add its own."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="the same ratios from less work")
+    parser.add_argument(
+        "--sizes", choices=["quick", "bench", "full"], default="full",
+        help="how much work: a look, what `make bench` does, or all of it",
+    )  # fmt: skip
+    parser.add_argument(
+        "--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     parser.add_argument("--save", action="store_true", help="keep the object in benchmarks/results")
     return parser
-
-
-def interleave(
-    repeats: int, calls: dict[str, Callable[[], object]], warmup: int = 1
-) -> dict[str, list[float]]:
-    """Seconds of each call, round robin: what slows the machine down slows all of them down."""
-    for _ in range(warmup):
-        for call in calls.values():
-            call()
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            seconds[name].append(time.perf_counter() - start)
-    return seconds
-
-
-def ratio(slow: list[float], fast: list[float]) -> float:
-    """The median over rounds of slow / fast; both of a pair were measured in the same moment."""
-    return statistics.median(s / f for s, f in zip(slow, fast, strict=True))
 
 
 def child(*arguments: str) -> float:
@@ -65,27 +47,6 @@ def resident(field: str) -> float:
     """Bytes of this process in memory now (VmRSS) or at most (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith(field))
-
-
-def machine() -> dict[str, str | int]:
-    """The CPU's name and what we may use of it."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        name = next((l.split(":")[1].strip() for l in lines if l.startswith("model name")), name)
-    return {"cpu": name, "cores": os.cpu_count() or 1, "system": platform.system()}
-
-
-def versions() -> dict[str, str]:
-    """Python and the packages that decide how fast it is; a missing one is left out."""
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def report(

@@ -8,7 +8,7 @@ LENGTHS = [16000, 32000]
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--peak", type=int, metavar="N", help="used by the script itself")
-    parser.add_argument("--layers", type=int, default=12, help="of the model that reads")
+    parser.add_argument("--layers", type=int, help="of the model that reads")
     parser.add_argument("--process", metavar="KIND", help="used by the script itself")
     args = parser.parse_args()
     if args.peak:
@@ -19,8 +19,9 @@ def main() -> None:
         return
     storage, load = storages()
     dense, ours = (harness.child("--process", kind) for kind in ("dynamic", "ours"))
-    layers = "1" if args.quick else str(args.layers)
-    peaks = {n: harness.child("--peak", str(n), "--layers", layers) for n in LENGTHS}
+    # how it grows with the length is asked; the number of layers is for the time that one has
+    layers = args.layers or {"quick": 1, "bench": 4, "full": 12}[args.sizes]
+    peaks = {n: harness.child("--peak", str(n), "--layers", str(layers)) for n in LENGTHS}
     ratios = {
         "bytes_at_80": max(storage, ours / dense),
         "prefill_peak_16000_to_32000": peaks[32000] / peaks[16000],
@@ -30,7 +31,11 @@ def main() -> None:
         ["process memory", "dense", ours / dense],
         ["peak of a prefill of 32,000", "of 16,000", ratios["prefill_peak_16000_to_32000"]],
     ]
-    details = {"process_bytes": {"ours": ours, "dense": dense}, "prefill_peak_bytes": peaks}
+    details = {
+        "process_bytes": {"ours": ours, "dense": dense},
+        "prefill_peak_bytes": peaks,
+        "layers": layers,
+    }
     harness.report(args, ratios, ["what", "against", "ratio"], rows, details)
 
 
@@ -38,13 +43,13 @@ def filled_cache(pruned):
     """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % a row, ± 40 % a layer."""
     import torch
 
-    from decode import filled
+    from kvprune.evaluate.decoding import filled_cache as filled
 
     random = torch.Generator().manual_seed(0)
     share = 0.9 + 0.2 * torch.rand(12, 32, generator=random)
     share *= 0.6 + 0.8 * torch.rand(12, 1, generator=random)
     kept = (share / share.mean() * 200).round().long()
-    return filled(pruned, 32, 1000, kept)
+    return filled(pruned, 1000, kept)
 
 
 def storages() -> tuple[float, float]:
@@ -58,7 +63,8 @@ def process_bytes(kind: str) -> float:
     """Growth of this process when the cache is made."""
     import gc
 
-    from decode import attached, dense_cache, gpt2
+    from decode import attached, gpt2
+    from kvprune.evaluate.decoding import dense_cache
 
     model = gpt2("float32")
     pruned = attached(model) if kind == "ours" else None

@@ -18,17 +18,17 @@ def main() -> None:
     if args.peak:
         print(peak_of_one_layer(args.peak[0], int(args.peak[1])))
         return
-    layers = args.layers or (1 if args.quick else 12)
+    layers = args.layers or {"quick": 1, "bench": 4, "full": 12}[args.sizes]
     ratios, rows, details = {}, [], {"layers": layers}
     for precision in PRECISIONS:
-        for alpha, seconds in steps(precision, layers, args.quick).items():
+        for alpha, seconds in steps(precision, layers, args.sizes).items():
             ratio = harness.ratio(seconds["ours"], seconds["dense"])
             rows.append([f"step, {precision}, {alpha}", ratio, "dense step"])
             if alpha == "α = 1":
                 ratios[f"step_{precision}"] = ratio
             details[f"seconds_{precision}_{alpha}"] = seconds
     for form, lengths in (("ours", LENGTHS), ("plain", PLAIN_LENGTHS)):
-        if form == "plain" and args.quick:
+        if form == "plain" and args.sizes != "full":
             continue
         peaks = {n: harness.child("--peak", form, str(n)) for n in lengths}
         details[f"peak_bytes_{form}"] = peaks
@@ -40,7 +40,7 @@ def main() -> None:
     harness.report(args, ratios, ["what", "ratio", "of"], rows, details)
 
 
-def steps(precision: str, layers: int, quick: bool) -> dict[str, dict]:
+def steps(precision: str, layers: int, sizes: str) -> dict[str, dict]:
     """Seconds of forward and backward of a GPT-2-small-shaped model, dense and pruned in turn.
 
     α = 1 is the dearest: no gate is ever exactly 0, so no key can be skipped.
@@ -51,10 +51,12 @@ def steps(precision: str, layers: int, quick: bool) -> dict[str, dict]:
     import kvprune
 
     half = precision == "bfloat16"
-    length, batch = (128 if half else 512, 1) if quick else (1024, 2)
+    length, batch = (512, 1) if sizes == "quick" else (1024, 2)
+    if half and sizes != "full":
+        length, batch = 128, 1
     # where half precision is emulated, a whole step takes half an hour; one layer and a small
     # vocabulary leave less beside the attention, so the ratio of the whole is not higher
-    layers, small = (1, True) if half else (layers, quick)
+    layers, small = (1, True) if half else (layers, sizes != "full")
     torch.manual_seed(0)
     # dropout in the attention would take dense SDPA off its fast path
     config = GPT2Config(n_layer=layers, attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0)
@@ -79,7 +81,7 @@ def steps(precision: str, layers: int, quick: bool) -> dict[str, dict]:
         models["ours"].zero_grad()
 
     result, calls = {}, {"dense": dense, "ours": ours}
-    for alpha in [1.0] if quick else [1.0, 8.0]:
+    for alpha in [1.0, 8.0] if sizes == "full" else [1.0]:
         pruned.alpha = alpha
         result[f"α = {alpha:g}"] = harness.interleave(2 if half else 3, calls)
     return result

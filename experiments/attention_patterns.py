@@ -2,20 +2,19 @@
 
     python experiments/attention_patterns.py            writes docs/figures/patterns.svg
 
-The first three are the baselines' masks. The last is layer 1 of the demo's untrained model reading
-a sentence: its pattern is real, its taste is not.
+The first three are the baselines' masks. The last is a layer of the small model, fine-tuned to
+prune, as it reads a passage of a book that it has never seen.
 """
-
-from pathlib import Path
 
 import torch
 
-from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig, attach
+import small
+from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.baselines import drop_steps
-from kvprune.demo import TEXTS, small_model, text_ids
 from kvprune.ops.timeline import make_timeline
 
-OUT = Path(__file__).parent.parent / "docs/figures/patterns.svg"
+OUT = small.DOCS / "figures/patterns.svg"
+T, FIRST = 52, 3_000  # tokens of the passage, and where it starts
 CELL, GAP, TOP = 4.2, 26, 30
 STYLE = """
   text { font: 13px system-ui, sans-serif; fill: #334155 }
@@ -26,16 +25,20 @@ STYLE = """
 
 
 def main() -> None:
-    ids, _ = text_ids(TEXTS[:1])
-    T = ids.shape[1]
+    args = small.arguments(__doc__).parse_args()
+    ids = small.held_out()[None, FIRST : FIRST + T]
     timeline = make_timeline(None, (1, T), torch.device("cpu"))
     panels = {
         "dense": drop_steps(DenseConfig(), timeline)[0],
         "local, window 12": drop_steps(LocalConfig(12), timeline)[0],
         "strided, stride 8": drop_steps(StridedConfig(8), timeline)[0],
     }
-    with attach(small_model(0), PruningConfig(rank=16, beta=1.4)) as pruned:
-        panels["pruned by votes"] = pruned.trace(ids)[1, 0]
+    pruned = small.Runs(args.runs).model(PruningConfig(rank=small.RANK), gamma=0.3)
+    steps = pruned.trace(ids)[:, 0]  # (L, T)
+    # the layer that prunes as much as the baselines beside it
+    sparsity = [float((step < T).float().mean()) for step in steps]
+    layer = min(range(len(steps)), key=lambda i: abs(sparsity[i] - 0.7))
+    panels[f"pruned by votes, layer {layer + 1}"] = steps[layer]
     side = T * CELL
     parts = [panel(name, step, i * (side + GAP)) for i, (name, step) in enumerate(panels.items())]
     width = len(panels) * (side + GAP) - GAP

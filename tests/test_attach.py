@@ -183,6 +183,36 @@ def test_protected_tokens_and_threshold(model):
     assert shares[0] < shares[1] < shares[2]
 
 
+@pytest.mark.parametrize(
+    "change", [{"threshold": 1.0}, {"protect_recent": 7}, {"protect_first": 3, "threshold": -1.0}]
+)
+def test_adjusted_is_as_if_attached_so(change):
+    ids = random_ids(2, 30)
+    pruned = kvprune.attach(zoo.make("llama"), PruningConfig(rank=8))
+    uneven_gates(pruned)
+    before = pruned.trace(ids)
+    pruned.adjust(**change)
+    got, logits = pruned.trace(ids), pruned.model(ids).logits
+    state = pruned.interactions.state_dict()
+    pruned.detach()
+    anew = kvprune.attach(pruned.model, PruningConfig(rank=8, **change))
+    anew.interactions.load_state_dict(state)
+    assert torch.equal(got, anew.trace(ids))
+    assert not torch.equal(got, before)
+    assert_close(logits, anew.model(ids).logits)
+
+
+def test_what_cannot_be_adjusted():
+    pruned = kvprune.attach(zoo.make("gpt2"), PruningConfig(rank=8))
+    with pytest.raises(PruneError, match="rank cannot be changed while attached, only threshold"):
+        pruned.adjust(rank=4)
+    with pytest.raises(PruneError, match="protect_first=-1"):
+        pruned.adjust(protect_first=-1)
+    with pruned.dense(), pytest.raises(PruneError, match="dense attention has nothing to adjust"):
+        pruned.adjust(threshold=1.0)
+    assert pruned.config == PruningConfig(rank=8)
+
+
 def test_a_copy_of_an_attached_model_stands_alone(model, pruned):
     model.train()
     ids = random_ids(2, 20)

@@ -5,8 +5,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 import kvprune
+import zoo
+from helpers import uneven_gates
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
@@ -27,25 +30,40 @@ def test_version():
     assert run("--version").stdout.strip() == f"kvprune {kvprune.__version__}"
 
 
-def test_demo_json():
-    done = run("demo", "--json")
+def test_demo_json(tmp_path):
+    done = run("demo", "--json", "--steps", "3", "--save", str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    assert result["open_difference"] < 1e-5
-    assert result["detached_difference"] == 0
-    shares = [row["sparsity"] for row in result["rows"]]
-    assert shares[0] == 0
-    assert shares == sorted(shares)
-    assert shares[-1] > 0.5
-    last = result["rows"][-1]
-    assert last["cache_bytes"] < 0.5 * last["dense_bytes"]
-    assert any(not stays for layer in result["kept"] for stays in layer)
+    dense, pruned = result["dense"], result["pruned"]
+    assert dense["perplexity"] < 100
+    assert pruned["perplexity"] < 2 * dense["perplexity"]
+    assert all(0 <= share <= 1 for share in pruned["sparsity"].values())
+    assert pruned["cache_bytes"] < 1.2 * dense["cache_bytes"]
+    assert "3/3" in done.stderr  # the progress bar
+    again = run("generate", str(tmp_path / "model"), "Once", "--adapter", str(tmp_path / "model"),
+                "--max-new-tokens", "5")  # fmt: skip
+    assert again.returncode == 0, again.stderr
 
 
 def test_demo_for_people():
-    done = run("demo")
+    done = run("demo", "--steps", "2")
     assert done.returncode == 0, done.stderr
-    assert "Closing the gates" in done.stdout
+    assert "context pruned at 512 tokens" in done.stdout
+
+
+def test_sparsity_by_context_is_what_the_last_token_cannot_see():
+    from kvprune.demo import sparsity_by_context
+    from kvprune.ops.timeline import NEVER
+
+    model = zoo.make("gpt2")
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
+    uneven_gates(pruned)
+    ids = torch.randint(3, 100, (2, 40), generator=torch.Generator().manual_seed(0))
+    steps = pruned.trace(ids)
+    assert (steps < NEVER).any()
+    for n, share in sparsity_by_context(pruned, ids, (2, 17, 40)).items():
+        gone = [step[j] <= n - 1 for layer in steps for step in layer for j in range(n - 1)]
+        assert share == pytest.approx(sum(map(float, gone)) / len(gone))
 
 
 def test_a_user_error_is_one_line_and_exit_code_2(monkeypatch, capsys):

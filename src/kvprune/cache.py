@@ -33,7 +33,7 @@ class PrunedCache(Cache):
     def __init__(self, pruned: Pruned, record: bool = False, backend: str | None = None):
         config = pruned.model.config
         layers: list[Any] = list(DynamicCache(config=config).layers)
-        extra = policies.columns(pruned.config)
+        extra = policies.columns(pruned.working)
         for site in pruned.sites:
             hybrid = isinstance(layers[site.index], LinearAttentionAndFullAttentionLayer)
             if hybrid:

@@ -18,6 +18,9 @@ from kvprune.ops.timeline import NEVER, Timeline, make_timeline
 from kvprune.slots import Slots
 from kvprune.store import PrunedLayer, Trace
 
+# a threshold that nobody's score is under; not -inf, as the kernel's fast maths knows no Inf
+NOBODY = torch.finfo(torch.float32).min
+
 
 def read(
     layer: Layer,
@@ -75,12 +78,17 @@ def decode(
     now = timeline.now
     votes, also_drop = None, None
     assert not isinstance(config, TovaConfig | H2OConfig), "they go through follow"
-    if isinstance(config, PruningConfig):
+    if layer.interaction is not None:
         q_int, k_int, beta = interact(layer, hidden)
-        votes = Votes(
-            q_int[:, 0], k_int[:, 0], beta, config.threshold,
-            config.protect_first, config.protect_recent,
-        )  # fmt: skip
+        # with every gate open no score is low enough, but the table stores k_int all the same
+        votes = Votes(q_int[:, 0], k_int[:, 0], beta, NOBODY)
+    if isinstance(config, PruningConfig):
+        assert votes is not None
+        votes = votes._replace(
+            threshold=config.threshold,
+            protect_first=config.protect_first,
+            protect_recent=config.protect_recent,
+        )
         if config.depth_tied and layer.below:
             also_drop = _contains(table.get().token, layer.below[-1].dropped)
     else:

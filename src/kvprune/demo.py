@@ -1,33 +1,41 @@
-"""A first look: a small model, made on the spot, with its gates open and closed."""
+"""The idea in two minutes: teach the small model to forget, and set it beside what it was."""
 
 from __future__ import annotations
 
+import statistics
+import tempfile
+import time
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from kvprune import tiny
+from kvprune.cache import PrunedCache
 from kvprune.config import PruningConfig
-from kvprune.ops.timeline import NEVER
-from kvprune.pruned import Pruned, attach
+from kvprune.errors import PruneError
+from kvprune.pretrained import load_tokenizer
+from kvprune.pruned import Pruned
 
-TEXTS = [
-    "The old lighthouse keeper climbed the stairs at dusk.",
-    "Water boils sooner on a mountain than by the sea.",
-    "A cache that forgets is a cache that fits.",
-]
-RANK = 16
+LENGTH = 512
+CONTEXTS = (64, 128, 256, 512)
+PROMPT = "Dorothy looked at the great green gate of the city, and then she"
+# a batch that reads and writes: rows, tokens read, tokens written
+BATCH, READ, WRITTEN = 16, 384, 64
 
 
 @dataclass(frozen=True)
-class Row:
-    """A batch read at one β."""
+class Side:
+    """One of the two models: how good, how sparse, how large, how fast."""
 
-    beta: float
-    sparsity: float
-    per_layer: list[float]
+    perplexity: float
+    sparsity: dict[int, float]  # by context size: the share of it that the last token cannot see
     cache_bytes: int
-    dense_bytes: int
+    tokens_per_second: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -35,77 +43,116 @@ class Run:
     """All that the demo shows."""
 
     model: str
-    texts: int
-    open_difference: float
-    detached_difference: float
-    rows: list[Row]
-    text: str
-    shown_beta: float
-    kept: list[list[bool]]  # layer × letter of the text: held at its end
+    steps: int
+    seconds: float  # of fine-tuning
+    tokens: int  # that it was fine-tuned on
+    prompt: str
+    dense: Side
+    pruned: Side
 
 
-def run(seed: int = 0) -> Run:
-    """Read a left-padded batch of texts with open and with ever more closed gates."""
-    model = small_model(seed)
-    ids, mask = text_ids(TEXTS)
-    with torch.no_grad():
-        dense = model(ids, attention_mask=mask).logits
-        pruned = attach(model, PruningConfig(rank=RANK, beta=1000.0))
-        opened = model(ids, attention_mask=mask).logits
-        rows = [_read(pruned, ids, mask, beta) for beta in (1000.0, 3.0, 2.0, 1.5, 1.0)]
-        _set_beta(pruned, shown := 1.5)
-        length = len(TEXTS[0])
-        steps = pruned.trace(ids[:1, -length:])[:, 0]  # (L, T)
-        pruned.detach()
-        detached = model(ids, attention_mask=mask).logits
-    real = mask.bool()
-    return Run(
-        model="GPT-2 of 4 layers, width 128",
-        texts=len(TEXTS),
-        open_difference=float((opened - dense)[real].abs().max()),
-        detached_difference=float((detached - dense)[real].abs().max()),
-        rows=rows,
-        text=TEXTS[0],
-        shown_beta=shown,
-        kept=(steps == NEVER).tolist(),
-    )
-
-
-def small_model(seed: int) -> GPT2LMHeadModel:
-    """A GPT-2 that reads bytes, with random weights."""
-    torch.manual_seed(seed)
-    config = GPT2Config(
-        vocab_size=256, n_embd=128, n_layer=4, n_head=4, n_positions=256,
-        bos_token_id=0, eos_token_id=0, initializer_range=0.1,
+def run(
+    steps: int = 60, gamma: float = 0.3, seed: int = 0, folder: str | Path | None = None
+) -> Run:
+    """Fine-tune pruning into the small model, then measure both; `folder` keeps the result."""
+    try:
+        from kvprune.train import PruningTrainer, TrainConfig
+        from kvprune.train.data import DataConfig, load
+    except ImportError as error:
+        raise PruneError(
+            "the demo trains, and needs more packages: pip install 'kvprune[train]'"
+        ) from error
+    dense, model, tokenizer = tiny.load_model(), tiny.load_model(), load_tokenizer(tiny.NAME)
+    files = {name: str(tiny.text_file(name)) for name in ("train", "held_out")}
+    source = DataConfig((files["train"],), LENGTH, held_out_source=files["held_out"], seed=seed)
+    data = load(source, tokenizer)
+    assert data.held_out is not None
+    config = TrainConfig(
+        method=PruningConfig(rank=32), gamma=gamma, distill=1.0, steps=steps, batch=4, warmup=5,
+        interaction_lr=1.5e-3, base_lr=3e-4, lr_schedule="linear", log_every=5, seed=seed,
     )  # fmt: skip
-    return GPT2LMHeadModel(config).eval()
-
-
-def text_ids(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Texts as their bytes, padded on the left: ids and mask, (B, T)."""
-    rows = [list(text.encode()) for text in texts]
-    longest = max(map(len, rows))
-    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
-    return ids, (ids > 0).long()
-
-
-def _set_beta(pruned: Pruned, beta: float) -> None:
-    for layer in pruned.layers:
-        assert layer.interaction is not None
-        layer.interaction.beta.fill_(beta)
-
-
-def _read(pruned: Pruned, ids: torch.Tensor, mask: torch.Tensor, beta: float) -> Row:
-    _set_beta(pruned, beta)
-    steps = pruned.trace(ids, mask)
-    share = pruned.sparsity()
-    config = pruned.model.config
-    keys_and_values, interaction_key = 2 * config.hidden_size * 4, RANK * 4  # float32
-    tokens = int(mask.sum()) * len(pruned.layers)
-    return Row(
-        beta=beta,
-        sparsity=share.total,
-        per_layer=share.per_layer.tolist(),
-        cache_bytes=int((steps == NEVER).sum()) * (keys_and_values + interaction_key),
-        dense_bytes=tokens * keys_and_values,
+    with tempfile.TemporaryDirectory() as scratch:
+        args = config.arguments(
+            scratch, report_to=[], eval_strategy="no", save_strategy="no", disable_tqdm=False,
+        )  # fmt: skip
+        trainer = PruningTrainer(
+            model, config, args, train_dataset=data.train, eval_dataset=data.held_out
+        )
+        start = time.perf_counter()
+        trainer.train()
+        seconds = time.perf_counter() - start
+        if folder is not None:
+            trainer.save_model(str(folder))
+            tokenizer.save_pretrained(folder)
+    pruned = trainer.pruned
+    model.eval()
+    count = len(data.held_out)
+    held_out = torch.stack([data.held_out[i]["input_ids"] for i in range(0, count, count // 16)])
+    speeds, caches = _speeds({"dense": dense, "pruned": model}, held_out)
+    own = caches["pruned"]
+    assert isinstance(own, PrunedCache)
+    sides = {
+        "dense": Side(
+            _perplexity(dense, held_out), dict.fromkeys(CONTEXTS, 0.0), own.dense_nbytes,
+            speeds["dense"], continuation(dense, tokenizer, PROMPT),
+        ),
+        "pruned": Side(
+            _perplexity(model, held_out), sparsity_by_context(pruned, held_out, CONTEXTS),
+            own.nbytes, speeds["pruned"], continuation(model, tokenizer, PROMPT),
+        ),
+    }  # fmt: skip
+    size = sum(p.numel() for p in dense.parameters())
+    return Run(
+        model=f"{size / 1e6:.1f} million parameters, {dense.config.n_layer} layers",
+        steps=steps,
+        seconds=seconds,
+        tokens=steps * config.batch * LENGTH,
+        prompt=PROMPT,
+        **sides,
     )
+
+
+def sparsity_by_context(pruned: Pruned, ids: Tensor, sizes: tuple[int, ...]) -> dict[int, float]:
+    """The share of the earlier tokens that the last of so many cannot see, over layers and rows."""
+    steps = pruned.trace(ids)  # (L, B, T)
+    return {n: float((steps[..., : n - 1] <= n - 1).float().mean()) for n in sizes}
+
+
+@torch.inference_mode()
+def _perplexity(model: PreTrainedModel, ids: Tensor) -> float:
+    losses = [model(part, labels=part, use_cache=False).loss for part in ids.split(8)]
+    return float(torch.stack(losses).mean().exp())
+
+
+def _speeds(
+    models: dict[str, PreTrainedModel], text: Tensor, rounds: int = 3
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Tokens a second of both in turn, the median; and what is in their caches at the end."""
+    ids = text[:BATCH, :READ]
+    seconds: dict[str, list[float]] = {name: [] for name in models}
+    caches = {}
+    for number in range(rounds + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            out: Any = model.generate(  # type: ignore[operator]
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=WRITTEN,
+                min_new_tokens=WRITTEN, do_sample=False, return_dict_in_generate=True,
+            )  # fmt: skip
+            # the first round pays for compiling
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+            caches[name] = out.past_key_values
+    written = len(ids) * WRITTEN
+    return {name: written / statistics.median(s) for name, s in seconds.items()}, caches
+
+
+def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
+    """What the model makes of a prompt; drawn, but the same at each call."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        out: Any = model.generate(  # type: ignore[operator]
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=60, do_sample=True,
+            temperature=0.7, top_k=40, top_p=0.95,
+        )  # fmt: skip
+    return str(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))

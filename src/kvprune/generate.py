@@ -14,6 +14,8 @@ from kvprune.errors import PruneError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from kvprune.pruned import Pruned
+
 
 @dataclass(frozen=True)
 class Generated:
@@ -31,27 +33,30 @@ class Generated:
 def load_model(
     name: str, adapter: str | Path | None, dtype: str = "auto"
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model and its tokenizer, from a folder or the hub, with an adapter attached if given."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    """A model that generates with our cache, and its tokenizer."""
+    pruned, tokenizer = load_pruned(name, adapter, dtype)
+    return pruned.model, tokenizer
 
+
+def load_pruned(
+    name: str, adapter: str | Path | None, dtype: str = "auto"
+) -> tuple[Pruned, PreTrainedTokenizerBase]:
+    """A model by name with its adapter attached, dense if there is none, and its tokenizer.
+
+    The folder of a whole fine-tuned model needs no adapter: it prunes as it was trained to.
+    """
+    from kvprune import saving
     from kvprune.config import DenseConfig
+    from kvprune.pretrained import load_base, load_tokenizer
     from kvprune.pruned import attach
-    from kvprune.saving import load
 
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype).eval()
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PruneError(
-            f"cannot load the model {name!r}: {reason} "
-            f"(a folder with config.json, weights and tokenizer, or a name on the hub)"
-        ) from error
+    tokenizer = load_tokenizer(name)
+    if adapter is None and (Path(name) / saving.FILE).is_file():
+        return saving.load(name, dtype=dtype), tokenizer
+    model = load_base(name, dtype)
     if adapter is None:
-        attach(model, DenseConfig())
-    else:
-        load(model, adapter)
-    return model, tokenizer
+        return attach(model, DenseConfig()), tokenizer
+    return saving.load(model, adapter), tokenizer
 
 
 def generate(

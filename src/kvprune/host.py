@@ -92,6 +92,36 @@ def hidden_size(module: nn.Module, config: PreTrainedConfig) -> int:
     return int(config.hidden_size)
 
 
+def heads(config: PreTrainedConfig) -> tuple[int, int, int, int]:
+    """Query heads, key heads, key size and value size, as attention and our cache see them."""
+    config = config.get_text_config()
+    query_heads = int(config.num_attention_heads)
+    if getattr(config, "kv_lora_rank", None):
+        # latent attention: what is cached is small, what attention is given is not
+        return query_heads, query_heads, *_latent_sizes(config)
+    key_heads = int(getattr(config, "num_key_value_heads", None) or query_heads)
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // query_heads)
+    return query_heads, key_heads, size, size
+
+
+def window(module: nn.Module) -> int | None:
+    """How many tokens a layer with sliding or chunked attention sees; None if it sees all."""
+    if not _why_left_alone(module):
+        return None
+    config = module.config
+    chunk, slide = (getattr(config, n, None) for n in ("attention_chunk_size", "sliding_window"))
+    return int(chunk or slide)  # type: ignore[arg-type]
+
+
+def experts_per_token(config: PreTrainedConfig) -> int:
+    """How many of a layer's experts one token goes through."""
+    return int(getattr(config.get_text_config(), "num_experts_per_tok", 1))
+
+
+def _latent_sizes(config: Any) -> tuple[int, int]:
+    return int(config.qk_nope_head_dim + config.qk_rope_head_dim), int(config.v_head_dim)
+
+
 def _forward(module: nn.Module) -> Any:
     return inspect.unwrap(type(module).forward)
 

@@ -44,7 +44,10 @@ def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None =
 
     `state`: the model's gathered state dict, where its own parameters are shards.
     """
-    adapter = model.get_adapter_state_dict(NAME, state_dict=state)
+    # embeddings are never trained here; looking whether they grew, peft would ask the hub
+    adapter = _peft().get_peft_model_state_dict(
+        model, state_dict=state, adapter_name=NAME, save_embedding_layers=False
+    )
     tensors = {
         f"base_model.model.{name}": tensor.detach().cpu().contiguous()
         for name, tensor in adapter.items()

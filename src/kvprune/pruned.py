@@ -7,6 +7,7 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from kvprune.interaction import Interaction
 from kvprune.layer import Layer, Settings, layer_of, share
 
 log = logging.getLogger(__name__)
+
+ADJUSTABLE = ("threshold", "protect_first", "protect_recent")  # while the model is attached
 
 
 class Sparsity(NamedTuple):
@@ -103,6 +106,11 @@ class Pruned:
         return self.config.rank if isinstance(self.config, PruningConfig) else 0
 
     @property
+    def working(self) -> Config:
+        """The configuration that works now: `config`, or inside of `dense()` that of no pruning."""
+        return self._settings.config
+
+    @property
     def drops(self) -> bool:
         """Whether a forward pass of the model as it is now drops tokens outright."""
         return self._settings.is_hard(self.model.training)
@@ -124,6 +132,21 @@ class Pruned:
     @hard.setter
     def hard(self, hard: bool | None) -> None:
         self._settings.hard = hard
+
+    def adjust(self, **settings: Any) -> None:
+        """Change what needs no new training: threshold, protect_first, protect_recent.
+
+        From the next token on: what a cache has dropped already stays dropped.
+        """
+        if unknown := sorted(set(settings) - set(ADJUSTABLE)):
+            raise PruneError(
+                f"{', '.join(unknown)} cannot be changed while attached, only "
+                f"{', '.join(ADJUSTABLE)}; attach anew with another configuration"
+            )
+        if not isinstance(self.working, PruningConfig):
+            raise PruneError(f"{self.working.method} attention has nothing to adjust")
+        self.config = self._settings.config = replace(self.working, **settings)
+        self._settings.forget()
 
     @contextmanager
     def dense(self) -> Iterator[None]:

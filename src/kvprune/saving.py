@@ -25,6 +25,7 @@ from kvprune import lora
 from kvprune.config import from_dict, to_dict
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
+from kvprune.pretrained import load_base
 from kvprune.pruned import Pruned, attach
 from kvprune.version import __version__
 
@@ -49,7 +50,7 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
         "format": FORMAT,
         "version": __version__,
         "config": to_dict(pruned.config),
-        "base": _base(pruned.model),
+        "base": base_of(pruned.model),
         "layers": [layer.name for layer in pruned.layers],
     }
     # the configuration travels inside the one file, so that the two cannot come apart
@@ -63,7 +64,10 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
 
 
 def load(
-    model: PreTrainedModel | str | Path, path: str | Path | None = None, merge: bool = False
+    model: PreTrainedModel | str | Path,
+    path: str | Path | None = None,
+    merge: bool = False,
+    dtype: str = "auto",
 ) -> Pruned:
     """Attach what `Pruned.save` or the trainer wrote. Nothing is attached on an error.
 
@@ -71,7 +75,8 @@ def load(
     load(name, folder)    onto a model from a folder or the hub
     load(folder)          a whole model from its folder; for an adapter, the model it was trained on
     `folder` may be a name on the hub, too. LoRA stays apart from the weights, and detach takes it
-    off again; merge=True folds it in, which is faster and cannot be undone.
+    off again; merge=True folds it in, which is faster and cannot be undone. `dtype`: of a model
+    that is given by name; auto keeps what its file has.
     """
     if path is None:
         if isinstance(model, PreTrainedModel):
@@ -90,8 +95,8 @@ def load(
     about, tensors = read(file)
     config = from_dict(about["config"])
     if not isinstance(model, PreTrainedModel):
-        model = _from_pretrained(model)
-    theirs, ours = about["base"], _base(model)
+        model = load_base(model, dtype)
+    theirs, ours = about["base"], base_of(model)
     for what in ("model_type", "hidden_size"):
         if theirs[what] != ours[what]:
             raise PruneError(
@@ -169,20 +174,6 @@ def _is_whole(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 
-def _from_pretrained(name: str | Path) -> PreTrainedModel:
-    from transformers import AutoModelForCausalLM
-
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, dtype="auto")
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PruneError(
-            f"cannot load the model {str(name)!r}: {reason} "
-            f"(a folder with config.json and weights, or a name on the hub)"
-        ) from error
-    return model
-
-
 def _tensors(pruned: Pruned, state: dict[str, Tensor] | None = None) -> dict[str, Tensor]:
     if state is not None:
         state = {name.replace(".interaction.", "."): t for name, t in state.items()}
@@ -217,7 +208,8 @@ def _fill(pruned: Pruned, tensors: dict[str, Tensor], file: Path) -> None:
                     tensor.copy_(tensors[f"{layer.name}.{name}"])
 
 
-def _base(model: PreTrainedModel) -> dict[str, Any]:
+def base_of(model: PreTrainedModel) -> dict[str, Any]:
+    """What a saved file says of the model that it belongs to."""
     config = model.config.get_text_config()
     return {
         "name": model.config.name_or_path or type(model).__name__,

@@ -12,6 +12,10 @@ from torch import Tensor
 from kvprune.errors import PruneError
 
 HEAD_MAJOR = ("keys", "values")
+# pack when the longest row fills less than this of the slots that attention reads
+MIN_LOAD = 0.9
+# give memory back when a storage made anew would be smaller than this of the old one
+MIN_USE = 0.9
 
 
 class Slots(NamedTuple):
@@ -52,7 +56,7 @@ class SlotTable:
         extra: Mapping[str, tuple[int, ...]] | None = None,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        min_load: float = 0.9,
+        min_load: float = MIN_LOAD,
     ) -> None:
         value_dim = head_dim if value_dim is None else value_dim
         B, H, f32 = rows, heads, torch.float32
@@ -200,7 +204,7 @@ class SlotTable:
         if self.load_factor < self.min_load:
             self.pack()
         # a tenth of slack below `roomy`'s own: growth and shrinkage never chase each other
-        if roomy(self.width) < 0.9 * self.capacity:
+        if roomy(self.width) < MIN_USE * self.capacity:
             self._resize(roomy(self.width))
 
     def pack(self) -> None:

@@ -5,7 +5,7 @@ import pytest
 import runs
 from kvprune import PruneError
 from kvprune.train import checkpoints, last_whole_checkpoint
-from kvprune.train.trainer import SETTINGS
+from kvprune.train.saves import SETTINGS
 
 
 @pytest.fixture(scope="module")

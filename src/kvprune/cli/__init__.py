@@ -7,7 +7,10 @@ import sys
 import typer
 
 from kvprune.cli.demo import demo
+from kvprune.cli.evaluate import eval_app
+from kvprune.cli.explain import explain
 from kvprune.cli.generate import generate
+from kvprune.cli.train import train
 from kvprune.errors import PruneError
 from kvprune.version import __version__
 
@@ -19,6 +22,9 @@ app = typer.Typer(
 )
 app.command()(demo)
 app.command()(generate)
+app.command()(explain)
+app.command()(train)
+app.add_typer(eval_app, name="eval")
 
 
 def _version(show: bool) -> None:

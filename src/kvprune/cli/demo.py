@@ -1,9 +1,10 @@
-"""kvprune demo: see open gates change nothing and closed gates forget."""
+"""kvprune demo: teach the small model to forget, and see what that costs and saves."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,55 +14,55 @@ if TYPE_CHECKING:
 
 
 def demo(
+    steps: Annotated[int, typer.Option(help="Of fine-tuning, 2,048 tokens each.", min=2)] = 60,
+    gamma: Annotated[float, typer.Option(help="How strongly to prune.", min=0)] = 0.3,
+    seed: Annotated[int, typer.Option(help="Of new weights and the order of the text.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Keep the pruned model in this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the model's random weights.")] = 0,
 ) -> None:
-    """Attach pruning to a small model made on the spot, and look at what it forgets."""
+    """Fine-tune pruning into the small model of the package and set it beside the dense one."""
+    import sys
+
+    import transformers
+
     from kvprune.demo import run
 
-    result = run(seed)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()  # that of loading, not of training
+    print("Teaching a small language model to forget ...", file=sys.stderr)
+    result = run(steps, gamma, seed, save)
     if as_json:
         print(json.dumps(asdict(result)))
     else:
-        _show(result)
+        _show(result, save)
 
 
-def _show(result: Run) -> None:
+def _show(result: Run, folder: Path | None) -> None:
     from rich.console import Console
     from rich.table import Table
-    from rich.text import Text
 
     console = Console()
-    console.print(
-        f"\n[bold]A {result.model}[/], random weights, {result.texts} texts as one batch."
+    dense, pruned = result.dense, result.pruned
+    table = Table(
+        title=f"\n{result.model}, fine-tuned for {result.steps} steps ({result.tokens:,} tokens) "
+        f"in {result.seconds:.0f} s",
+        title_justify="left",
     )
-    console.print(
-        f"Open gates (β = 1000): logits differ by at most "
-        f"[bold]{result.open_difference:.1e}[/]; after detach by {result.detached_difference:.0e}."
-    )
-
-    table = Table(title="\nClosing the gates", title_justify="left")
-    for name in ("β", "context pruned", "least, most pruned layer", "cache", "of dense"):
+    table.add_column("")
+    for name in ("dense", "pruned", "pruned / dense"):
         table.add_column(name, justify="right")
-    for row in result.rows:
-        table.add_row(
-            f"{row.beta:g}",
-            f"{row.sparsity:.0%}",
-            f"{min(row.per_layer):.0%}, {max(row.per_layer):.0%}",
-            f"{row.cache_bytes / 1024:.1f} KiB",
-            f"{row.cache_bytes / row.dense_bytes:.0%}",
-        )
-    console.print(table)
 
-    console.print(
-        f"\nWhat each layer still holds at the end of a text (β = {result.shown_beta:g}):"
-    )
-    for layer, kept in enumerate(result.kept):
-        line = Text(f"  layer {layer}  ", style="cyan")
-        for letter, stays in zip(result.text, kept, strict=True):
-            line.append(letter if stays else "·", style="bold" if stays else "dim")
-        console.print(line, soft_wrap=True)
-    console.print(
-        "\n[dim]Nothing was trained, so what it forgets means nothing yet; that it forgets, "
-        "exactly and for good, is the point.[/]"
-    )
+    def row(name: str, a: float, b: float, form: str) -> None:
+        table.add_row(name, form.format(a), form.format(b), f"{b / a:.2f} ×")
+
+    row("perplexity, a book it never saw", dense.perplexity, pruned.perplexity, "{:.2f}")
+    for context, share in pruned.sparsity.items():
+        table.add_row(f"context pruned at {context} tokens", "0 %", f"{100 * share:.0f} %", "")
+    row("cache, MiB", dense.cache_bytes / 2**20, pruned.cache_bytes / 2**20, "{:.1f}")
+    row("tokens/s, 16 rows", dense.tokens_per_second, pruned.tokens_per_second, "{:.0f}")
+    console.print(table)
+    for name, side in (("dense", dense), ("pruned", pruned)):
+        console.print(f"\n[bold]{name}[/]: {result.prompt}[cyan]", end="")
+        console.print(side.text, style="cyan", markup=False, highlight=False)
+    if folder is not None:
+        console.print(f"\nKept in {folder}: [bold]kvprune generate {folder} ...[/]", markup=True)

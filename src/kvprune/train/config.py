@@ -44,6 +44,9 @@ class TrainConfig:
     alpha_schedule: Annotated[Shape, "how α gets from start to end; constant: the end's"] = "cosine"
     alpha_share: Annotated[float, "share of the run in which α moves"] = 1.0
     interaction_lr: Annotated[float, "learning rate of the interaction weights"] = 1e-3
+    spread: Annotated[
+        bool, "interaction weights and their rate larger where a layer's inputs are small"
+    ] = True
     base_lr: Annotated[float, "learning rate of everything else; LoRA likes more"] = 5e-5
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"
@@ -133,6 +136,7 @@ class TrainConfig:
 
     def arguments(self, folder: str | Path, **more: Any) -> TrainingArguments:
         """The same for Hugging Face's Trainer; `more` are further arguments of its own."""
+        import torch
         from transformers import TrainingArguments
 
         kind = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
@@ -163,12 +167,65 @@ class TrainConfig:
             "save_total_limit": self.keep_checkpoints,
             "seed": self.seed,
             "report_to": ["tensorboard"],
+            "dataloader_pin_memory": torch.cuda.is_available(),
         }
         return TrainingArguments(**(given | more))
 
 
+@dataclass(frozen=True)
+class DataConfig:
+    """Which text, and how it is cut."""
+
+    sources: Annotated[
+        tuple[str, ...],
+        "files, folders, patterns, wikipedia, bookcorpus, or a hub's owner/name:config@split",
+    ]
+    length: Annotated[int, "tokens n of a row"] = 1024
+    held_out: Annotated[
+        float,
+        "kept for evaluation: a share of the tokens (0.01) or a number of rows (64), rounded up to "
+        "whole documents; 0 for none",
+    ] = 0.01
+    held_out_source: Annotated[
+        str | None, "evaluate on this source instead; its documents are left out of training"
+    ] = None
+    seed: Annotated[int, "order of the documents; what is held out does not depend on it"] = 0
+    text_field: Annotated[str, "field of JSON, parquet and hub rows that holds the text"] = "text"
+    rows_per_document: Annotated[
+        int | None,
+        "so many JSON, parquet or hub rows in a row are one document; by default each is, but for "
+        "bookcorpus, whose rows are sentences",
+    ] = None
+    max_tokens: Annotated[int | None, "take at most so many tokens of each source"] = None
+    streaming: Annotated[bool, "read hub datasets as they download, and keep only tokens"] = True
+    cache_dir: Annotated[
+        str | None, "where tokens are kept; by default KVPRUNE_CACHE or ~/.cache/kvprune"
+    ] = None
+
+    def __post_init__(self) -> None:
+        one = isinstance(self.sources, str | Path)
+        sources = (self.sources,) if one else self.sources
+        object.__setattr__(self, "sources", tuple(map(str, sources)))
+        if not self.sources:
+            raise PruneError("sources is empty; name a file, a folder or a hub dataset")
+        _number(self, "length", whole=True, at_least=2)
+        _number(self, "seed", whole=True, at_least=0)
+        for name in ("rows_per_document", "max_tokens"):
+            if getattr(self, name) is not None:
+                _number(self, name, whole=True, at_least=1)
+        held_out = self.held_out
+        if (
+            isinstance(held_out, bool)
+            or not isinstance(held_out, int | float)
+            or not (0 <= held_out < 1 or (held_out >= 1 and held_out == held_out // 1))
+        ):
+            raise PruneError(
+                f"held_out={held_out!r} must be a share below 1 or a whole number of rows"
+            )
+
+
 def _number(
-    config: TrainConfig,
+    config: TrainConfig | DataConfig,
     name: str,
     at_least: float,
     at_most: float = math.inf,

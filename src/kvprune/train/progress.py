@@ -2,23 +2,43 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from transformers import ProgressCallback
 
-# what is too long for a line is in TensorBoard
+# what is too much for a line is in TensorBoard
 ON_THE_BAR = ("loss", "alpha", "sparsity_soft", "sparsity_hard", "tokens_per_second")
+ON_A_LINE = {
+    "loss": "loss {:.4g}",
+    "loss_language": "language {:.4g}",
+    "loss_sparsity": "sparsity {:.4g}",
+    "sparsity_soft": "pruned soft {:.1%}",
+    "sparsity_hard": "hard {:.1%}",
+    "alpha": "α {:.3g}",
+    "gamma": "γ {:.3g}",
+    "grad_norm": "|grad| {:.2g}",
+    "tokens_per_second": "{:.0f} tokens/s",
+    "eval_ppl_soft": "held out: perplexity soft {:.2f}",
+    "eval_ppl_hard": "hard {:.2f}",
+    "eval_sparsity_soft": "pruned soft {:.1%}",
+    "eval_sparsity_hard": "hard {:.1%}",
+}
 
 
 class Progress(ProgressCallback):
-    """Hugging Face's progress bar without a number for each layer."""
+    """Hugging Face's progress bar with lines that people read; stdout is for results."""
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
         logs = logs or {}
-        if self.training_bar is not None and "loss" in logs:
+        if self.training_bar is None or not state.is_world_process_zero:
+            return
+        if "loss" in logs:
             shown = {name: f"{logs[name]:.4g}" for name in ON_THE_BAR if name in logs}
             self.training_bar.set_postfix(shown, refresh=False)
-        short = {name: value for name, value in logs.items() if "_layer_" not in name}
-        super().on_log(args, state, control, logs=short, **kwargs)
+        parts = [form.format(logs[name]) for name, form in ON_A_LINE.items() if name in logs]
+        if parts:
+            line = f"step {state.global_step:>5}   {', '.join(parts)}"
+            self.training_bar.write(line, file=sys.stderr)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import itertools
-import json
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +23,24 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from kvprune import lora, saving
+from kvprune import lora
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
-from kvprune.pruned import Pruned, Sparsity, attach
-from kvprune.train import distill, measure
+from kvprune.pruned import Pruned, attach
+from kvprune.train import distill, spread
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
+from kvprune.train.measuring import MeasuringTrainer
 from kvprune.train.progress import Progress
+from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
-from kvprune.train.whole import WholeTrainer
 
 log = logging.getLogger(__name__)
 
-SETTINGS = "kvprune_train.json"  # in every checkpoint: the settings, and where the controller is
-INTERACTION = ".interaction."  # in the name of every interaction weight
+QUERY_KEY = ("query", "key")  # of the interaction: its weights that scores are a product of
 
 
-class PruningTrainer(WholeTrainer):
+class PruningTrainer(MeasuringTrainer):
     """Teach a model to prune, or train a baseline, with everything that Trainer offers.
 
     loss = (1 − distill) · next-token + distill · KL(dense ‖ pruned) + γ · mean keep
@@ -74,10 +72,9 @@ class PruningTrainer(WholeTrainer):
         self.config = config
         self.teacher = teacher
         self.pruned = self._go_on(model) if isinstance(model, Pruned) else self._attach(model)
+        self._factors = self._spread(fresh=self.pruned is not model)
         self._freeze()
         self.control_state = Control(config.gamma)
-        self.hard: Sparsity | None = None  # as last probed
-        self._rows: list[Tensor] | None = None  # of the evaluation at hand
         self._restart_sums()
         use_cache = self.pruned.model.config.use_cache
         super().__init__(
@@ -100,6 +97,7 @@ class PruningTrainer(WholeTrainer):
                     layer.interaction.unscalar()
         if self.teacher is not None:
             nn.Module.to(self.teacher, args.device)
+        self._factors = self._agreed(self._factors)
         self.add_callback(_Pace(self))
         if self.pop_callback(ProgressCallback) is not None:
             self.add_callback(Progress)
@@ -125,6 +123,15 @@ class PruningTrainer(WholeTrainer):
         if config.distill and config.tune == "all" and self.teacher is None:
             raise PruneError("pass teacher=: this model may be far from its dense self by now")
         return pruned
+
+    def _spread(self, fresh: bool) -> Tensor:
+        """How much larger than usual each layer's interaction weights and their steps are: (L,)."""
+        if not (self.config.prunes and self.config.spread):
+            return torch.ones(len(self.pruned.layers))
+        factors = spread.factors(self.pruned)
+        if fresh:
+            spread.scale(self.pruned, factors)
+        return factors
 
     def _freeze(self) -> None:
         tune = self.config.tune
@@ -219,35 +226,24 @@ class PruningTrainer(WholeTrainer):
         fresh = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if fresh:
-            named = (model or self.pruned.model).named_parameters()
-            ours = {id(p) for name, p in named if INTERACTION in name}
-            optimizer.param_groups = list(_split(optimizer, ours, self.config))
+            rates = dict(self._rates(model or self.pruned.model))
+            optimizer.param_groups = list(_split(optimizer, rates))
         return optimizer
 
-    # ---- measuring
+    def _rates(self, model: nn.Module) -> Iterator[tuple[int, tuple[str, float]]]:
+        """Of each parameter, by its id: what its rate is called in the log, and the rate."""
+        config = self.config
+        for name, parameter in model.named_parameters():
+            # wrappers put their own names in between
+            name = name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
+            found = ("interaction", config.interaction_lr) if INTERACTION in name else None
+            for number, layer in enumerate(self.pruned.layers):
+                if name.endswith(tuple(f"{layer.name}{INTERACTION}{w}.weight" for w in QUERY_KEY)):
+                    rate = config.interaction_lr * float(self._factors[number])
+                    found = (f"interaction_layer_{number}", rate)
+            yield id(parameter), found or ("base", config.base_lr)
 
-    def probe(self) -> Sparsity:
-        """The hard sparsity on a few rows of the evaluation text, now."""
-        rows = self._probe_rows()
-        # under FSDP this is the wrapper, which brings the shards together
-        model = self.model or self.pruned.model
-        with torch.no_grad(), self.pruned.evaluating():
-            model(**rows, use_cache=False)
-        self.hard = self.pruned.sparsity()
-        return self.hard
-
-    def _probe_rows(self) -> dict[str, Tensor]:
-        data: Any = self.eval_dataset
-        count = self.config.probe_rows
-        if isinstance(data, dict):
-            data = next(iter(data.values()))
-        if hasattr(data, "__len__"):
-            count = min(count, len(data))
-            rows = [data[i * len(data) // count] for i in range(count)]
-        else:
-            rows = list(itertools.islice(data, count))
-        batch = self._prepare_inputs(self.data_collator(rows))
-        return {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+    # ---- the pace
 
     def probe_and_adapt(self) -> None:
         if self.eval_dataset is None or not self.config.prunes:
@@ -258,50 +254,21 @@ class PruningTrainer(WholeTrainer):
             assert self.hard is not None
             state = adapted(self.control_state, self.hard.total, target, self.progress)
             # processes whose rounding differs must not drift apart
-            gamma = torch.tensor(state.gamma, dtype=torch.float64, device=self.args.device)
-            agreed = self.accelerator.gather(gamma.reshape(1))[0]
-            self.control_state = replace(state, gamma=float(agreed))
+            gamma = self._agreed(torch.tensor([state.gamma], dtype=torch.float64))
+            self.control_state = replace(state, gamma=float(gamma))
 
-    def evaluation_loop(
-        self,
-        dataloader: Any,
-        description: str,
-        prediction_loss_only: bool | None = None,
-        ignore_keys: list[str] | None = None,
-        metric_key_prefix: str = "eval",
-    ) -> EvalLoopOutput:
-        """Once with the gate of the moment, once with the hard one, whose loss is the loss."""
-        started = time.perf_counter()
+    def _agreed(self, numbers: Tensor) -> Tensor:
+        """What the first process says, on all of them."""
+        everybody = self.accelerator.gather(numbers.to(self.args.device)[None])
+        return everybody[0].cpu()
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         self.set_alpha()
-        gates = {"soft": False, "hard": True} if self.config.prunes else {"hard": True}
-        if description != "Evaluation":
-            gates = {"hard": True}
-        metrics: dict[str, float] = {}
-        for gate, hard in gates.items():
-            before, self.pruned.hard = self.pruned.hard, hard
-            self._rows = []
-            try:
-                output = super().evaluation_loop(
-                    dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix
-                )
-                if self._rows:
-                    numbers = measure.summary(torch.cat(self._rows), gate)
-                    metrics |= {f"{metric_key_prefix}_{k}": v for k, v in numbers.items()}
-            finally:
-                self.pruned.hard, self._rows = before, None
-        if f"{metric_key_prefix}_loss_hard" in metrics:
-            metrics[f"{metric_key_prefix}_loss"] = metrics[f"{metric_key_prefix}_loss_hard"]
-        self.seconds_off += time.perf_counter() - started
-        return output._replace(metrics={**(output.metrics or {}), **metrics})
-
-    def _evaluation_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, items: Any
-    ) -> Any:
-        loss, outputs = super().compute_loss(model, dict(inputs), True, items)
-        if self._rows is not None and inputs.get("labels") is not None:
-            rows = measure.by_row(outputs["logits"], inputs["labels"], self.pruned)
-            self._rows.append(self.accelerator.gather_for_metrics(rows))
-        return (loss, outputs) if return_outputs else loss
+        started = time.perf_counter()
+        try:
+            return super().evaluation_loop(*args, **kwargs)
+        finally:
+            self.seconds_off += time.perf_counter() - started
 
     # ---- the log
 
@@ -332,66 +299,13 @@ class PruningTrainer(WholeTrainer):
         if self.config.prunes:
             numbers |= {"alpha": self.pruned.alpha, "gamma": self.gamma}
         for group in self.optimizer.param_groups if self.optimizer else []:
-            numbers[f"lr_{group['name']}"] = float(group["lr"])
+            # those of single layers follow that of the whole
+            if group["name"] in ("interaction", "base"):
+                numbers[f"lr_{group['name']}"] = float(group["lr"])
         tokens = self._tokens * self.accelerator.num_processes
         numbers["tokens_per_second"] = tokens / max(seconds, 1e-9)
         self._restart_sums()
         return numbers
-
-    # ---- saving and resuming
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Trainer's own, and where it would write nothing, as FSDP keeps its shards, the whole."""
-        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
-        sharded = plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type)
-        if sharded and not _internal_call:
-            state = self.accelerator.get_state_dict(self.model)
-            if self.args.should_save:
-                self._save(output_dir, state)
-        super().save_model(output_dir, _internal_call)
-
-    def _save(
-        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
-    ) -> None:
-        folder = Path(output_dir) if output_dir else self.folder
-        if self.config.tune == "all":
-            state = self.pruned.model.state_dict() if state_dict is None else state_dict
-            super()._save(str(folder), {n: t for n, t in state.items() if INTERACTION not in n})
-        elif self.processing_class is not None:
-            self.processing_class.save_pretrained(str(folder))
-        # last, so that a folder with this file is complete
-        saving.save(self.pruned, folder, state_dict)
-
-    def extras(self) -> dict[str, bytes]:
-        settings = {"config": self.config.to_dict(), "control": asdict(self.control_state)}
-        return {SETTINGS: json.dumps(settings, indent=1).encode()}
-
-    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
-        settings = json.loads((Path(checkpoint) / SETTINGS).read_text())
-        self.control_state = Control(**settings["control"])
-        ours = self.config.to_dict()
-        for name, value in settings["config"].items():
-            if ours.get(name) != value:
-                log.warning("%s was %s when the run began and is now %s", name, value, ours[name])
-        if self.is_fsdp_enabled:
-            super()._load_from_checkpoint(checkpoint, model)
-            return
-        if self.config.tune == "all":
-            super()._load_from_checkpoint(checkpoint, model)
-        saving.fill(self.pruned, checkpoint)
-
-    def _load_best_model(self) -> None:
-        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
-
-    def _issue_warnings_after_load(self, load_result: Any) -> None:
-        """The interaction weights lie in a file of their own, tied weights under another name."""
-        tied = set(self.pruned.model.all_tied_weights_keys)
-        missing = [k for k in load_result.missing_keys if INTERACTION not in k and k not in tied]
-        if missing or load_result.unexpected_keys:
-            raise PruneError(
-                f"the checkpoint is of another model: missing {missing}, "
-                f"unexpected {load_result.unexpected_keys}"
-            )
 
 
 REMEDY = (
@@ -449,15 +363,15 @@ def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = Non
 
 
 def _split(
-    optimizer: torch.optim.Optimizer, ours: set[int], config: TrainConfig
+    optimizer: torch.optim.Optimizer, rates: dict[int, tuple[str, float]]
 ) -> Iterator[dict[str, Any]]:
-    """Each group of parameters as two: the interaction's, and the rest, each with its rate."""
+    """Each group of parameters as several, by the name of their rate."""
     for group in optimizer.param_groups:
-        parts = {"interaction": (True, config.interaction_lr), "base": (False, config.base_lr)}
-        for name, (inside, rate) in parts.items():
-            params = [p for p in group["params"] if (id(p) in ours) == inside]
-            if params:
-                yield {**group, "params": params, "lr": rate, "name": name}
+        parts: dict[tuple[str, float], list[nn.Parameter]] = {}
+        for parameter in group["params"]:
+            parts.setdefault(rates[id(parameter)], []).append(parameter)
+        for (name, rate), params in parts.items():
+            yield {**group, "params": params, "lr": rate, "name": name}
 
 
 def _sparsity(gate: str, per_layer: Tensor) -> dict[str, float]:

@@ -1,0 +1,103 @@
+"""What does fine-tuning with pruning cost against dense fine-tuning, and does sparsity pay it back?
+
+Whole steps in turn: forward, backward, clipped gradient, AdamW. Ours has the loss of training (next
+token + γ · mean keep) at α = 8 and an interaction that drops the given share; "distilled" adds the
+dense model's forward pass, without gradient, as its teacher.
+"""
+
+from collections.abc import Callable
+
+import harness
+
+SPARSITIES = [0.0, 0.5, 0.8, 0.9]
+SHAPES = {
+    # name: width, heads, layers, vocabulary, batch, length
+    "tiny": (256, 4, 6, 4096, 4, 512),
+    "GPT-2 small, 4 layers": (768, 12, 4, 50257, 1, 1024),
+}
+
+
+def main() -> None:
+    args = harness.arguments(__doc__).parse_args()
+    rounds = 2 if args.quick else 5
+    ratios, rows, details = {}, [], {}
+    for name, shape in list(SHAPES.items())[: 1 if args.quick else None]:
+        calls, tokens, found = sides(*shape)
+        seconds = harness.interleave(rounds, calls)
+        for side in list(calls)[1:]:
+            ratio = harness.ratio(seconds[side], seconds["dense"])
+            rows.append([f"step, {name}, {side}", ratio, "dense step"])
+            ratios[f"{name}: {side}"] = ratio
+        details[name] = {"seconds": seconds, "tokens_a_step": tokens, "sparsity": found}
+    harness.report(args, ratios, ["what", "ratio", "of"], rows, details)
+
+
+def sides(
+    width: int, heads: int, layers: int, vocabulary: int, batch: int, length: int
+) -> tuple[dict[str, Callable[[], None]], int, dict[str, float]]:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    import kvprune
+
+    torch.manual_seed(0)
+    # dropout in the attention would take dense SDPA off its fast path
+    config = GPT2Config(
+        n_embd=width, n_head=heads, n_layer=layers, vocab_size=vocabulary, n_positions=length,
+        attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0,
+    )  # fmt: skip
+    ids = torch.randint(vocabulary, (batch, length))
+    teacher = GPT2LMHeadModel(config).eval()
+
+    def stepper(sparsity: float | None, distill: bool = False) -> Callable[[], None]:
+        model = GPT2LMHeadModel(config).train()
+        pruned = None
+        if sparsity is not None:
+            pruned = kvprune.attach(model, kvprune.PruningConfig(alpha=8.0))
+            aim(pruned, ids, sparsity)
+            found[f"{sparsity}"] = pruned.sparsity().total
+            model.train()
+        # a rate of 0 does all the work and leaves the sparsity where it is
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+
+        def step() -> None:
+            out = model(ids, labels=ids, use_cache=False)
+            loss = out.loss
+            if distill:
+                with torch.no_grad():
+                    want = teacher(ids, use_cache=False).logits.log_softmax(-1)
+                ours = out.logits.log_softmax(-1)
+                loss = torch.nn.functional.kl_div(ours, want, log_target=True, reduction="mean")
+            if pruned is not None:
+                loss = loss + 0.3 * pruned.sparsity_loss()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    found: dict[str, float] = {}
+    calls = {"dense": stepper(None)}
+    calls |= {f"{s:.0%} pruned": stepper(s) for s in SPARSITIES}
+    calls["80% pruned, distilled"] = stepper(0.8, distill=True)
+    return calls, batch * length, found
+
+
+def aim(pruned, ids, share: float) -> None:
+    """Shift β until this share of the pairs is dropped, by bisection."""
+    import torch
+
+    pruned.model.eval()
+    low, high = -20.0, 20.0
+    for _ in range(20 if share else 1):
+        middle = (low + high) / 2 if share else 20.0
+        with torch.no_grad():
+            for layer in pruned.layers:
+                layer.interaction.beta.fill_(middle)
+            pruned.model(ids, use_cache=False)
+        low, high = (middle, high) if pruned.sparsity().total > share else (low, middle)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,18 @@
+"""Where should α end, and does it matter how it gets there? (App. B, Setting α)
+
+python experiments/alpha_end.py
+# full scale: kvprune train --recipe recipes/gpt2-small.yaml --alpha-end 4 --out runs/alpha-4
+"""
+
+from ablation import Variant, run
+
+VARIANTS = [
+    Variant("cosine to 8"),
+    Variant("cosine to 4", settings={"alpha_end": 4.0}),
+    Variant("cosine to 16", settings={"alpha_end": 16.0}),
+    Variant("cosine to 8 in half the run", settings={"alpha_share": 0.5}),
+    Variant("line to 8", settings={"alpha_schedule": "linear"}),
+]
+
+if __name__ == "__main__":
+    run("alpha_end", __doc__, VARIANTS, gammas=(0.3,))

@@ -1,0 +1,16 @@
+"""Is the dense model a better teacher than the text? Beyond the paper.
+
+python experiments/distilled.py
+# full scale: kvprune train --recipe recipes/gpt2-small.yaml --distill 1 --out runs/distilled
+"""
+
+from ablation import Variant, run
+
+VARIANTS = [
+    Variant("next token"),
+    Variant("half and half", settings={"distill": 0.5}),
+    Variant("KL to the dense model", settings={"distill": 1.0}),
+]
+
+if __name__ == "__main__":
+    run("distilled", __doc__, VARIANTS)

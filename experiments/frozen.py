@@ -1,0 +1,16 @@
+"""What is lost if the base stays as it is? (App. B, Freezing) And with LoRA, beyond the paper?
+
+python experiments/frozen.py
+# full scale: kvprune train --recipe recipes/gpt2-small.yaml --tune interaction --out runs/frozen
+"""
+
+from ablation import Variant, run
+
+VARIANTS = [
+    Variant("all weights"),
+    Variant("LoRA", settings={"tune": "lora", "base_lr": 1e-3}),
+    Variant("frozen base", settings={"tune": "interaction"}),
+]
+
+if __name__ == "__main__":
+    run("frozen", __doc__, VARIANTS)

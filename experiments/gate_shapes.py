@@ -1,0 +1,84 @@
+"""The gate, in three panels: α over training, its shapes, and how far keep reaches by β.
+
+    python experiments/gate_shapes.py          writes docs/results/gate_shapes.json and a figure
+
+The paper's Fig. sparse_sigmoid; no training. Right: keep of tokens at a distance, a random model of
+GPT-2 small's width reading random normal inputs, α = 1, as the paper draws it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+import small
+from kvprune.interaction import Interaction
+from kvprune.ops.alpha_sigmoid import alpha_sigmoid
+from kvprune.train.schedule import alpha_at
+
+ALPHAS = (1.0, 1.5, 2.0, 4.0, 8.0)
+BETAS = (0.0, 1.0, 2.0, 4.0)
+DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+WIDTH, RANK, T = 768, 64, 512
+QUANTILES = (0.1, 0.5, 0.9)
+
+
+def main() -> None:
+    small.arguments(__doc__).parse_args()
+    progress = torch.linspace(0, 1, 101)
+    alphas = {shape: [alpha_at(float(p), 1.0, 8.0, shape) for p in progress]
+              for shape in ("cosine", "linear")}  # fmt: skip
+    x = torch.linspace(-2.5, 2.5, 401)
+    shapes = {alpha: alpha_sigmoid(x, alpha) for alpha in ALPHAS}
+    reach = {beta: keep_by_distance(beta) for beta in BETAS}
+    rows = [
+        {
+            "beta": beta,
+            "distance": d,
+            **{f"keep_{q:.0%}": v for q, v in zip(QUANTILES, found, strict=True)},
+        }
+        for beta, by in reach.items()
+        for d, found in by.items()
+    ]
+    small.publish("gate_shapes", {"width": WIDTH, "rank": RANK, "tokens": T, "alpha": 1.0}, rows)
+    draw(progress, alphas, x, shapes, reach)
+
+
+def keep_by_distance(beta: float) -> dict[int, list[float]]:
+    """Quantiles of keep[k, j] = Π gate[i, j] over j < i ≤ k, by k − j."""
+    torch.manual_seed(0)
+    interaction = Interaction(WIDTH, RANK, beta, torch.device("cpu"))
+    hidden = torch.randn(T, WIDTH)
+    with torch.no_grad():
+        q, k = hidden @ interaction.query.weight.T, hidden @ interaction.key.weight.T
+        log_gate = torch.nn.functional.logsigmoid(q @ k.T / RANK**0.5 + beta)
+    past = torch.ones(T, T, dtype=torch.bool).tril(-1)
+    keep = log_gate.where(past, 0.0).cumsum(0).exp()
+    return {d: keep.diagonal(-d).quantile(torch.tensor(QUANTILES)).tolist() for d in DISTANCES}
+
+
+def draw(progress, alphas, x, shapes, reach) -> None:
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+    for (name, values), style in zip(alphas.items(), ("-", ":"), strict=True):
+        axes[0].plot(progress, values, style, color="#2563eb", label=name)
+    axes[0].set(xlabel="share of the run", ylabel="α")
+    colours = plt.get_cmap("viridis")
+    for i, (alpha, y) in enumerate(shapes.items()):
+        axes[1].plot(x, y, color=colours(i / len(shapes)), label=f"α = {alpha:g}")
+    axes[1].plot(x, (x > 0).float(), "--", color="#64748b", linewidth=1, label="α → ∞")
+    axes[1].set(xlabel="score", ylabel="gate")
+    for i, (beta, by) in enumerate(reach.items()):
+        low, middle, high = zip(*by.values(), strict=True)
+        axes[2].plot(list(by), middle, color=colours(i / len(reach)), label=f"β = {beta:g}")
+        axes[2].fill_between(list(by), low, high, color=colours(i / len(reach)), alpha=0.15)
+    axes[2].set(xlabel="distance k − j", ylabel="keep at the start, α = 1", xscale="log")
+    for axis in axes:
+        axis.legend(frameon=False, fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(alpha=0.25)
+    small.save_figure(figure, "gate_shapes")
+
+
+if __name__ == "__main__":
+    main()

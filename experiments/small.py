@@ -1,0 +1,154 @@
+"""What the experiments on the package's small model share: its text, its recipe, finished runs.
+
+A run is known by its settings: two experiments that need the same one train it once. What was
+measured of it lies in runs/small.json, the model itself in runs/small/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+import kvprune
+from kvprune import Pruned, tiny
+from kvprune.config import Config, to_dict
+from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.points import Points
+from kvprune.files import write_whole
+from kvprune.pretrained import load_tokenizer
+from kvprune.train import PruningTrainer, TrainConfig
+from kvprune.train.config import DataConfig
+from kvprune.train.data import Data, load
+
+DOCS = Path(__file__).parent.parent / "docs"
+LENGTH, RANK = 512, 32
+CONTEXTS = (64, 128, 256, 512)
+# as in `make demo`, but longer and with the paper's loss; docs/results.md says how it was found
+RECIPE: dict[str, Any] = {
+    "steps": 100, "batch": 4, "warmup": 5, "interaction_lr": 1.5e-3, "base_lr": 3e-4,
+    "lr_schedule": "linear", "log_every": 5, "probe_every": 1000,
+}  # fmt: skip
+COLOURS = {"pruning": "#2563eb", "local": "#d97706", "strided": "#16a34a", "dense": "#64748b"}
+CURVE = ("step", "loss_language", "sparsity_soft", "alpha")
+Record = dict[str, Any]
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=2, help="runs with seeds 0, 1, ...")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where finished runs lie")
+    return parser
+
+
+class Runs:
+    """Runs that are trained when they are first asked for."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder / "small"
+        weights = (tiny.FOLDER / "model.safetensors").read_bytes()
+        self.points = Points(
+            folder / "small.json",
+            {"model": tiny.NAME, "weights": hashlib.sha256(weights).hexdigest()[:12], **RECIPE},
+        )
+
+    def record(self, method: Config, seed: int = 0, **settings: Any) -> Record:
+        """What was measured of a run; `settings` go before the recipe's."""
+        key = {"method": to_dict(method), "seed": seed, **settings}
+        rows = self.points.measure(key, lambda: [self._run(method, seed, settings)])
+        found = " ".join(f"{at}: {s:.1%} {ppl:.2f}," for at, s, ppl in rows[0]["contexts"])
+        print(method.method, {k: v for k, v in key.items() if k != "method"}, found, flush=True)
+        return rows[0]
+
+    def model(self, method: Config, seed: int = 0, **settings: Any) -> Pruned:
+        """The model of a run."""
+        self.record(method, seed, **settings)
+        return kvprune.load(self._place(method, seed, settings))
+
+    def _place(self, method: Config, seed: int, settings: dict[str, Any]) -> Path:
+        text = json.dumps([to_dict(method), seed, settings], sort_keys=True)
+        return self.folder / f"{method.method}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
+
+    def _run(self, method: Config, seed: int, settings: dict[str, Any]) -> Record:
+        trainer = fine_tuned(method, seed, **settings)
+        trainer.save_model(str(self._place(method, seed, settings)))
+        judged = trainer.evaluate()
+        history = [entry for entry in trainer.state.log_history if "loss_language" in entry]
+        names = [name for name in CURVE if name in history[0]]
+        return {
+            "contexts": by_context(trainer.pruned),
+            "curve": {name: [entry[name] for entry in history] for name in names},
+            "end": {k: v for k, v in judged.items() if k.startswith(("eval_ppl", "eval_spars"))},
+            "tokens_per_second": history[-1]["tokens_per_second"],
+        }
+
+
+def fine_tuned(method: Config, seed: int = 0, **settings: Any) -> PruningTrainer:
+    """The small model, taught with this method; `settings` go before the recipe's."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    text = data(seed)
+    config = TrainConfig(**{**RECIPE, "method": method, "seed": seed, **settings})
+    with tempfile.TemporaryDirectory() as scratch:
+        quiet = {"report_to": [], "eval_strategy": "no", "save_strategy": "no"}
+        trainer = PruningTrainer(
+            tiny.load_model(),
+            config,
+            config.arguments(scratch, **quiet),
+            train_dataset=text.train,
+            eval_dataset=text.held_out,
+            processing_class=load_tokenizer(tiny.NAME),
+        )
+        trainer.train()
+    trainer.pruned.model.eval()
+    return trainer
+
+
+@cache
+def data(seed: int = 0) -> Data:
+    """Two books to learn from, a third to measure on."""
+    files = [str(tiny.text_file(name)) for name in ("train", "held_out")]
+    config = DataConfig((files[0],), LENGTH, held_out_source=files[1], seed=seed)
+    return load(config, load_tokenizer(tiny.NAME))
+
+
+def held_out() -> torch.Tensor:
+    """The tokens of the book that the model never saw."""
+    rows = data().held_out
+    assert rows is not None
+    return torch.cat([rows[i]["input_ids"] for i in range(len(rows))])
+
+
+def by_context(pruned: Pruned, windows: int = 64) -> list[tuple[int | str, float, float]]:
+    """Context, sparsity and perplexity, the hard gate; the last row is over all contexts."""
+    rows = perplexity(
+        pruned, held_out(), CONTEXTS, length=LENGTH, max_windows=windows, progress=False
+    )
+    return [(row.context, round(row.sparsity, 4), round(row.perplexity, 3)) for row in rows]
+
+
+def publish(name: str, about: Record, rows: list[Record]) -> None:
+    """The rows, as docs/results/NAME.json."""
+    file = DOCS / "results" / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
+    head = json.dumps(about, ensure_ascii=False)
+    write_whole(file, f'{{\n "about": {head},\n "rows": [\n  {lines}\n ]\n}}\n'.encode())
+    print(f"wrote {file.relative_to(DOCS.parent)}")
+
+
+def save_figure(figure: Any, name: str) -> None:
+    """As docs/figures/NAME.svg and .png."""
+    (DOCS / "figures").mkdir(parents=True, exist_ok=True)
+    for ending in ("svg", "png"):
+        file = DOCS / "figures" / f"{name}.{ending}"
+        # no date inside: the same numbers give the same file
+        figure.savefig(file, dpi=130, metadata={"Date": None} if ending == "svg" else None)
+        print(f"wrote {file.relative_to(DOCS.parent)}")

@@ -1,0 +1,11 @@
+"""The α-sigmoid against a plain sigmoid whose temperature falls (section 3.2).
+
+python experiments/temperature.py
+# full scale: kvprune train --recipe recipes/gpt2-small.yaml --gate temperature --out runs/t
+"""
+
+from ablation import Variant, run
+
+if __name__ == "__main__":
+    variants = [Variant("α-sigmoid"), Variant("temperature", {"gate": "temperature"})]
+    run("temperature", __doc__, variants)

@@ -1,0 +1,31 @@
+"""kvprune eval compare: what the other commands wrote, side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvprune.cli.evaluate.common import table, told
+
+
+def compare(
+    results: Annotated[list[Path], typer.Argument(help="Folders or JSON files of eval --out.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write compare.html, .png, .svg and .json there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Several models in one table, one figure and one page: quality, bytes, speed."""
+    from kvprune.evaluate.compare import compare as run
+    from kvprune.evaluate.compare import summary_table
+
+    rows, files = run(results, out)
+    told(files)
+    if as_json:
+        print(json.dumps({"rows": rows}))
+    else:
+        columns, lines = summary_table(rows)
+        table("Models side by side", columns, lines, left=2)

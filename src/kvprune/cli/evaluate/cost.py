@@ -1,0 +1,93 @@
+"""kvprune eval cost: FLOPs and cache bytes by formula, with no weights at hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvprune.cli.evaluate.common import numbers, quiet, table, told
+from kvprune.evaluate.amounts import operations, size
+
+if TYPE_CHECKING:
+    from kvprune.evaluate.shape import Shape
+
+
+def cost(
+    model: Annotated[
+        str, typer.Argument(help="A folder with config.json, a hub name, tiny, gpt2 ... gpt2-xl.")
+    ],
+    sparsity: Annotated[str, typer.Option(help="Shares of the context dropped.")] = "0,0.5,0.8",
+    context: Annotated[str, typer.Option(help="Tokens before the new one.")] = "256,512,1024",
+    batch: Annotated[str, typer.Option(help="Rows of the cache.")] = "1",
+    rank: Annotated[int, typer.Option(help="Width r of the interaction keys.", min=1)] = 64,
+    dtype: Annotated[str, typer.Option(help="Of keys and values; auto: the model's.")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Write cost.json, cost.png and cost.svg there.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """What a token and a cache cost, dense and pruned, from the model's configuration alone."""
+    sparsities = numbers(sparsity, float, "--sparsity")
+    contexts, batches = numbers(context, int, "--context"), numbers(batch, int, "--batch")
+
+    from kvprune.evaluate import cost as costs
+    from kvprune.evaluate.points import Points
+    from kvprune.evaluate.shape import read_shape
+    from kvprune.version import __version__
+
+    quiet()
+    shape = read_shape(model, dtype)
+    about = {"measured": "cost", "kvprune": __version__, "model": model, "dtype": shape.dtype,
+             "rank": rank, "layers": len(shape.layers), "parameters": shape.parameters}  # fmt: skip
+    # nothing to resume: all of it takes a second
+    points = Points(None, about)
+    points.measure(
+        {"model": model, "rank": rank},
+        lambda: costs.cost(shape, sparsities, contexts, batches, rank),
+    )
+    if out is not None:
+        from kvprune.evaluate.cost_figure import draw
+        from kvprune.evaluate.drawing import save
+
+        told([points.write(out / "cost.json"), *save(draw(points.rows), out / "cost")])
+    if as_json:
+        print(json.dumps(points.document))
+    else:
+        _show(shape, points.rows)
+
+
+def _show(shape: Shape, rows: list[dict[str, Any]]) -> None:
+    from kvprune.evaluate.cost import PARTS
+
+    largest = max(row["context"] for row in rows)
+    first = rows[0]["batch"]
+    shown = [row for row in rows if (row["context"], row["batch"]) == (largest, first)]
+    names = [_side(row) for row in shown]
+    for key, what in (("flops", "one more token"), ("flops_prefill", "a prompt")):
+        totals = [sum(row[key].values()) for row in shown]
+        lines = [[part, *(operations(row[key][part]) for row in shown)] for part in PARTS]
+        lines += [["in all", *(operations(total) for total in totals)]]
+        lines += [["against dense", *(f"{total / totals[0]:.3f} ×" for total in totals)]]
+        table(f"{shape.name}: FLOPs of {what}, context {largest:,}", ["", *names], lines)
+    table(
+        f"{shape.name}: bytes of the cache, {shape.dtype}; weights "
+        f"{size(rows[0]['weight_bytes'])}",
+        ["context", "batch", "", "keys + values", "interaction", "bookkeeping", "in all",
+         "against dense", "with slack, at most"],
+        ([f"{row['context']:,}", str(row["batch"]), _side(row), *_bytes(row)] for row in rows),
+        left=3,
+    )  # fmt: skip
+
+
+def _side(row: dict[str, Any]) -> str:
+    return "dense" if row["method"] == "dense" else f"pruned {row['sparsity']:.0%}"
+
+
+def _bytes(row: dict[str, Any]) -> list[str]:
+    parts = row["bytes"]
+    states = parts["keys"] + parts["values"] + parts["left_alone"]
+    shown = (states, parts["interaction_keys"], parts["bookkeeping"], row["cache_bytes"])
+    return [*map(size, shown), f"{row['cache_ratio']:.3f} ×", size(row["cache_bytes_most"])]

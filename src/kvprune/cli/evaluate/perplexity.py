@@ -1,0 +1,101 @@
+"""kvprune eval perplexity: how well a model predicts, and how much it drops, by context size."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvprune.evaluate.perplexity_run import Measured
+
+
+def perplexity(
+    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(help="Tokens of a window.", show_default="the model's, at most 1024", min=2),
+    ] = None,
+    stride: Annotated[
+        int | None,
+        typer.Option(help="From a window to the next; the rest is context only.", min=1),
+    ] = None,
+    contexts: Annotated[
+        str | None, typer.Option(help="Sizes such as 64,128.", show_default="1,2,4,...")
+    ] = None,
+    max_windows: Annotated[int | None, typer.Option(help="Read the first so many.", min=1)] = None,
+    dense: Annotated[bool, typer.Option(help="Compare with the dense model.")] = True,
+    dense_model: Annotated[
+        str | None, typer.Option(help="Another one.", show_default="what it was made from")
+    ] = None,
+    path: Annotated[str, typer.Option(help="full, or cached: as generation does.")] = "full",
+    chunk: Annotated[int, typer.Option(help="Tokens read at once if cached.", min=1)] = 64,
+    batch: Annotated[int, typer.Option(help="Windows read at once.", min=1)] = 4,
+    text_field: Annotated[str, typer.Option(help="Of JSON, parquet and hub rows.")] = "text",
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep numbers and figures here, and go on from them.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Perplexity and sparsity by context size, beside the dense model."""
+    sizes = None if contexts is None else _sizes(contexts)
+
+    import transformers
+
+    from kvprune.evaluate.perplexity_run import run
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()  # that of loading
+    measured = run(
+        model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
+        max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,
+        batch=batch, text_field=text_field, dtype=dtype, device=device, out=out,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(measured.to_dict()))
+    else:
+        _show(measured)
+    if out is not None:
+        print(f"kept in {out}: perplexity.json, .png, .svg", file=sys.stderr)
+
+
+def _sizes(text: str) -> list[int]:
+    from kvprune.errors import PruneError
+
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise PruneError(f"--contexts {text!r} is no list of sizes; write it as 64,128") from error
+
+
+def _show(measured: Measured) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    about, rows = measured.about, measured.rows
+    compared = rows[0].kl is not None
+    table = Table(
+        title=f"{about['adapter'] or about['model']} on {about['data']}: "
+        f"{about['windows']} windows of {about['length']} tokens",
+        title_justify="left",
+    )
+    names = ["context", "tokens", "perplexity", "pruned"]
+    for name in [*names, *(("dense perplexity", "KL", "same token") if compared else ())]:
+        table.add_column(name, justify="right")
+    for row in rows:
+        cells = [
+            str(row.context), f"{row.tokens:,}", f"{row.perplexity:.2f}", f"{row.sparsity:.1%}",
+        ]  # fmt: skip
+        if row.dense_perplexity is not None and row.kl is not None and row.same is not None:
+            cells += [f"{row.dense_perplexity:.2f}", f"{row.kl:.4f}", f"{row.same:.1%}"]
+        table.add_row(*cells, end_section=row is rows[-2])
+    Console().print(table)

@@ -1,0 +1,93 @@
+"""kvprune eval zeroshot: accuracy on the paper's four tasks, and lm-eval with all of its own."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from kvprune.evaluate.zeroshot import Measured
+
+
+def zeroshot(
+    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    tasks: Annotated[
+        str, typer.Option(help="Of these four.")
+    ] = "winogrande,hellaswag,piqa,lambada",
+    files: Annotated[
+        Path | None,
+        typer.Option(help="A folder with a file for each task.", show_default="from the hub"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="The first so many of each.", min=1)] = None,
+    batch: Annotated[int, typer.Option(help="Requests read at once.", min=1)] = 8,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Keep the numbers here, and go on from them.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and how much of them was dropped."""
+    import transformers
+
+    from kvprune.evaluate.zeroshot import run
+
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()  # that of loading
+    # its warnings are about what we do on purpose
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    measured = run(
+        model, adapter=adapter, tasks=tasks.split(","), files=files, limit=limit, batch=batch,
+        dtype=dtype, device=device, out=out,
+    )  # fmt: skip
+    if as_json:
+        print(json.dumps(measured.to_dict()))
+    else:
+        _show(measured)
+    if out is not None:
+        print(f"kept in {out}: zeroshot.json", file=sys.stderr)
+
+
+def lm_eval(context: typer.Context) -> None:
+    """lm-eval's own command, with our model: --model_args pretrained=M,adapter=A --tasks ..."""
+    from kvprune.errors import PruneError
+
+    try:
+        from lm_eval.__main__ import cli_evaluate
+
+        import kvprune.evaluate.tasks  # noqa: F401  makes the model known
+    except ImportError as error:
+        raise PruneError(
+            f"this needs the package lm-eval ({error}); pip install 'kvprune[eval]'"
+        ) from error
+    sys.argv = ["lm_eval", "--model", "kvprune", *context.args]
+    cli_evaluate()
+
+
+def _show(measured: Measured) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=measured.about["adapter"] or measured.about["model"], title_justify="left")
+    table.add_column("task")
+    for name in ("samples", "accuracy", "±", "normed", "pruned"):
+        table.add_column(name, justify="right")
+
+    def share(value: float | None) -> str:
+        return "" if value is None else f"{value:.2%}"
+
+    for row in measured.rows:
+        table.add_row(
+            row.task, f"{row.samples:,}", share(row.accuracy), share(row.stderr),
+            share(row.accuracy_norm), share(row.sparsity),
+            end_section=row is measured.rows[-2],
+        )  # fmt: skip
+    Console().print(table)

@@ -1,0 +1,78 @@
+"""kvprune train: fine-tune pruning, or a baseline, into a pretrained model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvprune.cli.options import options_of, with_options
+from kvprune.config import LocalConfig, PruningConfig, StridedConfig
+from kvprune.train.config import DataConfig, TrainConfig
+
+METHOD = (PruningConfig, LocalConfig, StridedConfig)
+
+
+@with_options(
+    options_of(TrainConfig, leave_out=("method",)),
+    options_of(DataConfig, leave_out=("sources", "seed")),
+    *(options_of(config, leave_out=("alpha",)) for config in METHOD),
+)
+def train(
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a name on the hub, or tiny.")
+    ] = None,
+    data: Annotated[
+        list[str] | None, typer.Option(help="Text: files, folders, hub datasets; repeatable.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("kvprune-run"),
+    recipe: Annotated[
+        Path | None, typer.Option(help="A YAML file; options go before what it says.")
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option(help="pruning, dense, local or strided.", show_default="pruning")
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
+    push: Annotated[
+        str | None, typer.Option(help="Publish the result on the hub as OWNER/NAME.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    **options: Any,
+) -> None:
+    """Fine-tune a model so that it prunes its cache; the same command trains the baselines."""
+    given = {name: value for name, value in options.items() if value is not None}
+    over: dict[str, Any] = {
+        "train": _taken(given, TrainConfig),
+        "data": _taken(given, DataConfig),
+        "method": {name: given[name] for config in METHOD for name in _taken(given, config)},
+    }
+    if "seed" in given:
+        over["data"]["seed"] = given["seed"]
+    if model is not None:
+        over["model"] = model
+    if data:
+        over["data"]["sources"] = tuple(data)
+    if method is not None:
+        over["method"]["method"] = method
+
+    from kvprune.train.recipe import load, make, merged
+    from kvprune.train.run import run
+
+    chosen = make(merged(load(recipe) if recipe else {}, over))
+    result = run(chosen, out, resume, push)
+    if as_json:
+        print(json.dumps(asdict(result)))
+        return
+    print(f"{result.folder}: {result.steps} steps")
+    for name in ("ppl", "sparsity"):
+        for gate in ("soft", "hard"):
+            if (key := f"eval_{name}_{gate}") in result.metrics:
+                print(f"  {name} {gate:5} {result.metrics[key]:.4g}")
+
+
+def _taken(given: dict[str, Any], config: type[Any]) -> dict[str, Any]:
+    names = {field.name for field in fields(config)}
+    return {name: value for name, value in given.items() if name in names}

@@ -1,0 +1,201 @@
+"""What the commands of kvprune eval wrote, read back and brought together by model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvprune.errors import PruneError
+
+Row = dict[str, Any]
+# a row tells by its names what was measured; LAMBADA has a perplexity beside its accuracy
+KINDS = {"accuracy": "zeroshot", "perplexity": "perplexity", "flops": "cost",
+         "tokens_per_second": "throughput"}  # fmt: skip
+ALL = "all"  # the row over every context size, or every task
+
+
+@dataclass(frozen=True)
+class Result:
+    """One file of rows, all of one kind, and how they came about."""
+
+    path: Path
+    kind: str
+    about: Row
+    rows: list[Row]
+
+
+@dataclass
+class Entry:
+    """One model as it was measured: dense, or with one adapter or baseline."""
+
+    name: str
+    method: str
+    base: str
+    by_context: dict[int | str, Row] = field(default_factory=dict)
+    by_task: dict[str, Row] = field(default_factory=dict)
+    speeds: list[Row] = field(default_factory=list)
+
+    @property
+    def overall(self) -> Row | None:
+        """Perplexity and sparsity over all contexts, or else at the largest."""
+        sizes = [size for size in self.by_context if isinstance(size, int)]
+        if ALL in self.by_context:
+            return self.by_context[ALL]
+        return self.by_context[max(sizes)] if sizes else None
+
+    @property
+    def accuracy(self) -> Row | None:
+        """The mean over tasks; their own "mean" row is not one of them."""
+        rows = [row for task, row in self.by_task.items() if task != "mean"]
+        if not rows:
+            return None
+        names = ("accuracy", "sparsity")
+        return {name: sum(row[name] for row in rows) / len(rows) for name in names}
+
+    @property
+    def speed(self) -> Row | None:
+        """At the largest context, the batch with the most tokens/s."""
+        key = lambda row: (row["context"], row["tokens_per_second"])  # noqa: E731
+        return max(self.speeds, key=key, default=None)
+
+
+def read_results(paths: Iterable[str | Path]) -> list[Result]:
+    """Of files, and of all such files under folders; a given file must be one."""
+    found: list[Result] = []
+    for path in map(Path, paths):
+        if not path.exists():
+            raise PruneError(f"{path} does not exist; pass folders or files of kvprune eval --out")
+        if path.is_dir():
+            # half a sweep, as it stands
+            files = [f for f in sorted(path.rglob("*.json")) if ".points." not in f.name]
+            inside = [result for file in files if (result := _read(file)) is not None]
+            if not inside:
+                raise PruneError(f"{path} holds no results of kvprune eval; pass its --out folder")
+            found += inside
+        else:
+            result = _read(path)
+            if result is None:
+                raise PruneError(f"{path} holds no results of kvprune eval")
+            found.append(result)
+    # a folder and a file in it: once is enough
+    return list({result.path.resolve(): result for result in found}.values())
+
+
+def _read(file: Path) -> Result | None:
+    try:
+        saved = json.loads(file.read_text(encoding="utf-8"))
+        about = saved["about"]
+        rows = saved["rows"] if "rows" in saved else [r for p in saved["points"] for r in p["rows"]]
+        kind = next((kind for name, kind in KINDS.items() if name in rows[0]), None)
+    except (ValueError, KeyError, TypeError, IndexError):
+        return None
+    return None if kind is None or not isinstance(about, dict) else Result(file, kind, about, rows)
+
+
+def entries(results: list[Result]) -> list[Entry]:
+    """One for each model and adapter; dense numbers go to an entry of their own."""
+    made: dict[tuple[str, str | None], Entry] = {}
+
+    def entry(about: Row, dense: bool) -> Entry:
+        model, adapter = str(about.get("model", "?")), about.get("adapter")
+        own = about.get("method") or {}
+        method = str(own.get("method", "pruning") if adapter or own else "dense")
+        if dense and method != "dense":
+            # of a whole model, the dense one has no name but its
+            adapter, method = (None if adapter else "dense"), "dense"
+        key = (model, adapter)
+        if key not in made:
+            name = model if adapter in (None, "dense") else str(adapter)
+            made[key] = Entry(name, method, model)
+        return made[key]
+
+    for result in results:
+        for row in result.rows:
+            if result.kind == "perplexity":
+                entry(result.about, dense=False).by_context[row["context"]] = row
+                if row.get("dense_perplexity") is not None:
+                    plain = {"context": row["context"], "sparsity": 0.0}
+                    plain["perplexity"] = row["dense_perplexity"]
+                    entry(result.about, dense=True).by_context.setdefault(row["context"], plain)
+            elif result.kind == "zeroshot":
+                entry(result.about, dense=False).by_task[row["task"]] = row
+            elif result.kind == "throughput" and row["side"] == "dense":
+                entry(result.about, dense=True).speeds.append(row)
+            elif result.kind == "throughput" and _is_own(row):
+                entry(_with_method(result.about, row), dense=False).speeds.append(row)
+    _shorten(list(made.values()))
+    return sorted(made.values(), key=_place)
+
+
+def _place(entry: Entry) -> tuple[Any, ...]:
+    """Of one base the dense model first, then method by method, the sparsest last."""
+    measured = entry.overall or entry.accuracy or entry.speed or {}
+    dense = entry.method == "dense"
+    return entry.base, not dense, entry.method, measured.get("sparsity", 0.0), entry.name
+
+
+def summary(entry: Entry, found: list[Entry]) -> Row:
+    """One line of the table; what was not measured is None."""
+    overall, accuracy, speed = entry.overall or {}, entry.accuracy or {}, entry.speed or {}
+    same = [e for e in found if e.base == entry.base and e.method == "dense"]
+    dense = _beside(same[0].speeds, speed) if same and speed else None
+    share = overall.get("sparsity", accuracy.get("sparsity", speed.get("sparsity")))
+    return {
+        "model": entry.name,
+        "method": entry.method,
+        "sparsity": share,
+        "perplexity": overall.get("perplexity"),
+        "accuracy": accuracy.get("accuracy"),
+        "cache_bytes_a_row": speed["cache_bytes"] / speed["batch"] if speed else None,
+        "cache_ratio": speed["cache_bytes"] / dense["cache_bytes"] if dense else None,
+        "tokens_per_second": speed.get("tokens_per_second"),
+        "speed_ratio": speed.get("ratio"),
+        "context": speed.get("context"),
+        "batch": speed.get("batch"),
+    }
+
+
+def _beside(dense: list[Row], speed: Row) -> Row | None:
+    """The dense row that ran in turn with this one."""
+    same = ("context", "batch", "rows")
+    return next((row for row in dense if all(row[n] == speed[n] for n in same)), None)
+
+
+def best(rows: list[Row]) -> list[Row]:
+    """Each side at the batch with the most tokens/s; `best_ratio`: to dense, at its own best."""
+    fastest: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = (row["rows"], row.get("at"), row["context"], row["side"])
+        if key not in fastest or row["tokens_per_second"] > fastest[key]["tokens_per_second"]:
+            fastest[key] = row
+    found = []
+    for key, row in fastest.items():
+        dense = fastest.get((*key[:-1], "dense"))
+        share = row["tokens_per_second"] / dense["tokens_per_second"] if dense else None
+        found.append({**row, "best_ratio": share})
+    return found
+
+
+def _with_method(about: Row, row: Row) -> Row:
+    return {**about, "method": about.get("method") or {"method": row["method"]}}
+
+
+def _is_own(row: Row) -> bool:
+    """Whether a row of throughput is of the model's own decisions."""
+    return bool(row["rows"] == "realistic" and row["method"] != "dense")
+
+
+def _shorten(made: list[Entry]) -> None:
+    """The last parts of a path, as many as it takes to tell the entries apart."""
+    for names in ("name", "base"):
+        full = {getattr(entry, names) for entry in made}
+        for entry in made:
+            parts = Path(getattr(entry, names)).parts
+            for count in range(1, len(parts) + 1):
+                short = "/".join(parts[-count:])
+                if sum("/".join(Path(other).parts[-count:]) == short for other in full) == 1:
+                    setattr(entry, names, short)
+                    break

@@ -1,0 +1,163 @@
+// The controls, and the start.
+
+const time = byId("time"), play = byId("play");
+const layerButtons = [];
+
+function buildLayers() {
+  const host = byId("layers");
+  for (let l = 0; l <= L; l++) {
+    const fill = make("span", { class: "level" });
+    const name = l === ALL ? "all" : `${DATA.layers[l]}`;
+    const button = make("button", { type: "button", role: "radio", class: l === ALL ? "layer all" : "layer", title: layerName(l), "aria-label": layerName(l), "aria-checked": "false", tabindex: "-1" }, make("span", { class: "well" }, fill), make("span", { class: "number" }, name));
+    button.addEventListener("click", () => change({ layer: l }));
+    host.append(button);
+    layerButtons.push({ button, fill });
+  }
+  host.addEventListener("keydown", (event) => {
+    const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+    if (by === undefined) return;
+    event.preventDefault();
+    stepLayer(by);
+    layerButtons[view.layer].button.focus();
+  });
+}
+
+function stepLayer(by) {
+  change({ layer: (view.layer + by + L + 1) % (L + 1) });
+}
+
+// a layer's level: the share of the tokens read that it still holds
+function drawLayers() {
+  let all = 0;
+  for (let l = 0; l < L; l++) {
+    const share = KEPT[l][view.t] / (view.t + 1);
+    all += share / L;
+    layerButtons[l].fill.style.height = `${100 * share}%`;
+  }
+  layerButtons[ALL].fill.style.height = `${100 * all}%`;
+  const held = view.layer === ALL ? all * (view.t + 1) : KEPT[view.layer][view.t];
+  const count = view.layer === ALL ? `${held.toFixed(1)} on average` : `${held}`;
+  byId("layer-note").textContent = `${layerName(view.layer)} ${view.layer === ALL ? "hold" : "holds"} ${count} of ${view.t + 1} tokens`;
+}
+
+function drawTime() {
+  time.value = view.t;
+  const words = `token ${view.t}, ${shown(view.t)}`;
+  byId("now").textContent = words;
+  time.setAttribute("aria-valuetext", words);
+}
+
+// the whole text in at most half a minute, and no token longer than a sixth of a second
+const PACE = Math.min(160, 30000 / T);
+let startedAt = 0, startedFrom = 0;
+
+function togglePlay() {
+  if (view.playing) return change({ playing: false });
+  const from = view.t >= T - 1 ? 0 : view.t;
+  [startedAt, startedFrom] = [performance.now(), from];
+  change({ playing: true, t: from });
+  requestAnimationFrame(tick);
+}
+
+function tick(now) {
+  if (!view.playing) return;
+  const t = Math.min(T - 1, startedFrom + Math.floor(Math.max(0, now - startedAt) / PACE));
+  if (t !== view.t) change({ t });
+  if (t >= T - 1) change({ playing: false });
+  else requestAnimationFrame(tick);
+}
+
+function setTheme(name) {
+  document.documentElement.dataset.theme = name;
+  palette = null;
+  redrawMasks();
+  drawArcs();
+}
+
+function isDark() {
+  const own = document.documentElement.dataset.theme;
+  return own ? own === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function listenKeys() {
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
+    const onButton = event.target.closest?.("button");
+    const keys = {
+      " ": onButton ? null : togglePlay,
+      ",": () => change({ t: Math.max(0, view.t - 1), playing: false }),
+      ".": () => change({ t: Math.min(T - 1, view.t + 1), playing: false }),
+      "[": () => stepLayer(-1),
+      "]": () => stepLayer(1),
+      0: () => change({ layer: ALL }),
+      m: () => enlarge(view.layer === ALL ? 0 : view.layer),
+      d: () => setTheme(isDark() ? "light" : "dark"),
+      "?": () => byId("help").showModal(),
+      Escape: () => change({ selected: -1, focus: -1 }),
+    };
+    const act = keys[event.key];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+}
+
+function listenControls() {
+  time.max = T - 1;
+  time.addEventListener("input", () => change({ t: Number(time.value), playing: false }));
+  play.addEventListener("click", togglePlay);
+  byId("theme").addEventListener("click", () => setTheme(isDark() ? "light" : "dark"));
+  byId("help-button").addEventListener("click", () => byId("help").showModal());
+  byId("help-close").addEventListener("click", () => byId("help").close());
+  for (const dialog of document.querySelectorAll("dialog")) {
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  }
+  let resized = 0;
+  window.addEventListener("resize", () => {
+    cancelAnimationFrame(resized);
+    resized = requestAnimationFrame(() => { drawArcs(); paintSubject(); if (byId("large").open) drawLarge(); });
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    palette = null;
+    redrawMasks();
+    drawArcs();
+  });
+}
+
+listeners.push((changed) => {
+  if (changed("t")) drawTime();
+  if (changed("t") || changed("layer")) drawLayers();
+  if (changed("layer")) {
+    layerButtons.forEach(({ button }, l) => {
+      button.setAttribute("aria-checked", l === view.layer);
+      button.tabIndex = l === view.layer ? 0 : -1;
+    });
+  }
+  if (changed("playing")) {
+    play.textContent = view.playing ? "❚❚" : "▶";
+    play.setAttribute("aria-label", view.playing ? "Pause" : "Play");
+    document.body.classList.toggle("playing", view.playing);
+  }
+});
+
+// the layer that forgets most has most to show
+function busiest() {
+  let best = 0;
+  for (let l = 1; l < L; l++) if (sparsityOverall(l) > sparsityOverall(best)) best = l;
+  return best;
+}
+
+const origin = DATA.prompt < T ? `${DATA.prompt} given, ${T - DATA.prompt} written by the model` : "read as one text";
+byId("about").textContent = `${DATA.model ? `${DATA.model} · ` : ""}${T} ${T === 1 ? "token" : "tokens"} (${origin}) · ${L} ${L === 1 ? "layer" : "layers"} · ${percent(sparsityAt(ALL, T - 1))} of the context is gone at the end`;
+buildText();
+buildLayers();
+buildMasks();
+listenText();
+listenMasks();
+listenArcs();
+listenControls();
+listenKeys();
+view.layer = busiest();
+drawCache();
+for (const listener of listeners) listener(() => true, view);
+document.documentElement.dataset.ready = "true";

@@ -1,0 +1,85 @@
+// The view: what is being looked at. Parts subscribe; one change draws once a frame.
+
+const view = { t: T - 1, layer: 0, focus: -1, selected: -1, playing: false };
+const listeners = [];
+let pending = null;
+
+function change(values) {
+  pending = { ...(pending || { before: { ...view } }) };
+  Object.assign(view, values);
+  if (!pending.frame) pending.frame = requestAnimationFrame(flush);
+}
+
+function flush() {
+  const before = pending.before;
+  pending = null;
+  const changed = (name) => before[name] !== view[name];
+  for (const listener of listeners) listener(changed, before);
+}
+
+// the token that the page speaks of: the one under the pointer or the keys, else the selected one
+function subject() {
+  return view.focus >= 0 ? view.focus : view.selected;
+}
+
+function byId(id) {
+  return document.getElementById(id);
+}
+
+// an element with text as text: nothing here is ever parsed as HTML
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children.map((child) => (child instanceof Node ? child : String(child))));
+  return element;
+}
+
+function makeSvg(tag, attributes = {}) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  return element;
+}
+
+// a token as a reader can see it in a sentence
+function shown(i) {
+  const token = DATA.tokens[i];
+  if (token === "") {
+    let last = i;
+    while (last < T - 1 && DATA.tokens[last] === "") last++;
+    return `part of “${DATA.tokens[last].trim()}”`;
+  }
+  const visible = token.replace(/\n/g, "↵").replace(/\t/g, "⇥");
+  return `“${visible.trim() === "" ? visible.replace(/ /g, "␣") : visible.trim()}”`;
+}
+
+function percent(share) {
+  return `${Math.round(100 * share)} %`;
+}
+
+function bytes(count) {
+  if (count < 1024) return `${count} B`;
+  const kib = count / 1024;
+  return kib < 1024 ? `${kib.toFixed(kib < 10 ? 1 : 0)} KiB` : `${(kib / 1024).toFixed(1)} MiB`;
+}
+
+let palette = null;
+function colours() {
+  if (!palette) {
+    const style = getComputedStyle(document.documentElement);
+    const read = (name) => style.getPropertyValue(name).trim();
+    palette = { ink: read("--ink"), quiet: read("--quiet"), line: read("--line"), accent: read("--accent"), empty: read("--empty"), warm: read("--warm") };
+  }
+  return palette;
+}
+
+// a canvas as sharp as the screen; returns its context in CSS pixels
+function fitted(canvas, width, height) {
+  const ratio = window.devicePixelRatio || 1;
+  canvas.width = Math.round(width * ratio);
+  canvas.height = Math.round(height * ratio);
+  canvas.style.width = `${width}px`;
+  canvas.style.height = `${height}px`;
+  const context = canvas.getContext("2d");
+  context.setTransform(ratio, 0, 0, ratio, 0, 0);
+  return context;
+}

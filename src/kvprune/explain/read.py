@@ -1,0 +1,43 @@
+"""A trace from a prompt: read it, or have the model go on from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvprune.errors import PruneError
+from kvprune.explain.trace import Trace
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from kvprune.pruned import Pruned
+
+
+def trace(
+    pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str, write: int = 0, **options: Any
+) -> Trace:
+    """The trace of a text, and of so many more tokens that the model writes after it."""
+    if not write:
+        return Trace.from_text(pruned, tokenizer, text)
+    import torch
+
+    from kvprune.cache import PrunedCache
+
+    if not text.strip():
+        raise PruneError("the text is empty; give the model something to go on from")
+    ids = tokenizer(text, return_tensors="pt").input_ids.to(pruned.model.device)
+    limit = getattr(pruned.model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and ids.shape[1] + write > limit:
+        raise PruneError(
+            f"the text has {ids.shape[1]} tokens and {write} are to come, but the model has "
+            f"{limit} positions; shorten the text or write less"
+        )
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    out: Any = pruned.model.generate(  # type: ignore[operator]
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=write, pad_token_id=pad,
+        past_key_values=PrunedCache(pruned, record=True), return_dict_in_generate=True, **options,
+    )  # fmt: skip
+    name = Path(pruned.model.config.name_or_path or "").name
+    return replace(Trace.from_generate(out, tokenizer, ids)[0], model=name)

@@ -1,0 +1,274 @@
+"""Trace: who dropped whom, one integer a token and layer."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kvprune.errors import PruneError
+from kvprune.explain.pieces import pieces
+from kvprune.files import write_whole
+from kvprune.ops.timeline import NEVER
+
+if TYPE_CHECKING:
+    import pandas
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from kvprune.cache import PrunedCache
+    from kvprune.pruned import Pruned
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The whole record of one text: when each layer dropped each token, and so by which token.
+
+    drop_step[l, j] = i: token i dropped token j in layer l; tokens j ≤ k < i still saw it.
+    NEVER: it was there to the end.
+    """
+
+    tokens: tuple[str, ...]  # joined, the text; see pieces.py for characters of several tokens
+    ids: tuple[int, ...]
+    drop_step: np.ndarray  # (L, T) int32
+    layers: tuple[int, ...]  # numbers in the model; those left alone are missing
+    prompt: int  # so many first tokens were given, the others the model wrote
+    kept_bytes: int  # of one slot in one layer: key, value, and what voting needs
+    dense_bytes: int  # of one token in one layer: its key and its value
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        L, T = len(self.layers), len(self.tokens)
+        if not T:
+            raise PruneError("a trace of no tokens shows nothing; give it some text")
+        step = np.asarray(self.drop_step)
+        if step.shape != (L, T) or len(self.ids) != T:
+            raise PruneError(
+                f"drop_step has shape {step.shape} and there are {len(self.ids)} ids; "
+                f"{L} layers and {T} tokens need ({L}, {T}) and {T}"
+            )
+        if not np.issubdtype(step.dtype, np.integer):
+            raise PruneError(f"drop_step holds {step.dtype}; it must hold whole numbers")
+        # a step beyond the text is no token's: nobody here could not see it
+        step = np.where(step < T, step, NEVER).astype(np.int32)
+        if (step <= np.arange(T)).any():
+            layer, token = np.argwhere(step <= np.arange(T))[0]
+            raise PruneError(
+                f"token {token} of layer {layer} is dropped at step {step[layer, token]}; "
+                f"only a later token can drop it"
+            )
+        object.__setattr__(self, "drop_step", step)
+
+    @classmethod
+    def from_text(cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str) -> Trace:
+        """Read the text once, as a prompt is read, and note what each layer drops."""
+        ids = tokenizer(text).input_ids
+        if not text or not ids:
+            raise PruneError("the text is empty; give the model something to read")
+        return cls.from_ids(pruned, tokenizer, ids)
+
+    @classmethod
+    def from_ids(
+        cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]
+    ) -> Trace:
+        """The same for a text that is tokenised already."""
+        import torch
+
+        from kvprune.cache import PrunedCache
+
+        limit = getattr(pruned.model.config.get_text_config(), "max_position_embeddings", None)
+        if limit is not None and len(ids) > limit:
+            raise PruneError(
+                f"the text has {len(ids)} tokens, but the model has {limit} positions; shorten it"
+            )
+        cache = PrunedCache(pruned, record=True)
+        row = torch.tensor([list(ids)], device=pruned.model.device)
+        with torch.no_grad(), pruned.evaluating():
+            pruned.model.base_model(input_ids=row, past_key_values=cache, use_cache=True)
+        name = Path(pruned.model.config.name_or_path or "").name
+        return cls(prompt=len(ids), model=name, **_row(cache, 0, list(ids), tokenizer))
+
+    @classmethod
+    def from_generate(
+        cls,
+        out: Any,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Tensor,
+        attention_mask: Tensor | None = None,
+    ) -> list[Trace]:
+        """One trace a row of what `generate` returned, recorded by the cache as it went.
+
+        out = model.generate(prompt, attention_mask=mask, return_dict_in_generate=True,
+                             past_key_values=PrunedCache(pruned, record=True))
+        The last token was written but never read: it has dropped nobody. What a row of a batch
+        goes on with after its end token is left out.
+        """
+        cache, sequences = out.past_key_values, out.sequences
+        if getattr(out, "beam_indices", None) is not None or len(cache.drop_step[0]) != len(
+            sequences
+        ):
+            raise PruneError(
+                "beams that were returned need not be those left in the cache; "
+                "trace each text with Trace.from_ids"
+            )
+        ends = {tokenizer.eos_token_id}
+        traces = []
+        for row, sequence in enumerate(sequences.tolist()):
+            given, written = sequence[: prompt.shape[1]], sequence[prompt.shape[1] :]
+            if attention_mask is not None:
+                real = attention_mask[row].bool().tolist()
+                given = [token for token, is_real in zip(given, real, strict=True) if is_real]
+            end = next((i + 1 for i, token in enumerate(written) if token in ends), None)
+            ids = given + written[:end]
+            traces.append(cls(prompt=len(given), **_row(cache, row, ids, tokenizer)))
+        return traces
+
+    @property
+    def text(self) -> str:
+        return "".join(self.tokens)
+
+    @property
+    def kept(self) -> np.ndarray:
+        """Tokens that each layer holds after reading token k, that one among them: (L, T)."""
+        L, T = self.drop_step.shape
+        left = np.zeros((L, T), dtype=np.int64)
+        rows, columns = np.nonzero(self.drop_step < NEVER)
+        np.add.at(left, (rows, self.drop_step[rows, columns]), 1)
+        return np.arange(1, T + 1) - left.cumsum(1)
+
+    @property
+    def sparsity(self) -> np.ndarray:
+        """The share of the k earlier tokens that token k cannot see, 0 for the first: (L, T)."""
+        earlier = np.arange(self.drop_step.shape[1])
+        return 1 - (self.kept - 1 + (earlier == 0)) / np.maximum(earlier, 1)
+
+    def visible(self, layer: int) -> np.ndarray:
+        """The mask of one layer, by its place in `layers`: (T, T), query × key."""
+        k = np.arange(self.drop_step.shape[1])
+        return (k <= k[:, None]) & (k[:, None] < self.drop_step[layer])
+
+    def dropped_by(self, token: int, layer: int) -> list[int]:
+        """The tokens that this one dropped."""
+        found: list[int] = np.nonzero(self.drop_step[layer] == token)[0].tolist()
+        return found
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """A long table: a row for each layer and token; no drop_step or dropper if it stayed."""
+        import pandas
+
+        L, T = self.drop_step.shape
+        step = self.drop_step.reshape(-1)
+        dropped = step < NEVER
+        position = np.tile(np.arange(T), L)
+        droppers = [self.tokens[i] if i < T else None for i in step.tolist()]
+        return pandas.DataFrame(
+            {
+                "layer": np.repeat(self.layers, T),
+                "position": position,
+                "token": [self.tokens[i] for i in position],
+                "id": np.tile(self.ids, L),
+                "drop_step": pandas.array(step, dtype="Int64").copy(),
+                "dropper": droppers,
+                "written": position >= self.prompt,
+            }
+        ).assign(drop_step=lambda table: table["drop_step"].where(dropped))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values; a token that stays has step -1, which is shorter than NEVER."""
+        values = asdict(self)
+        step = np.where(self.drop_step < NEVER, self.drop_step, -1)
+        return {"format": FORMAT, **values, "drop_step": step.tolist()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Trace:
+        values = dict(values)
+        if values.pop("format", None) != FORMAT:
+            raise PruneError(f"this is no trace of format {FORMAT}; write it with Trace.save")
+        step = np.array(values.pop("drop_step"), dtype=np.int32)
+        parts: dict[str, Any] = {
+            name: tuple(values.pop(name)) for name in ("tokens", "ids", "layers")
+        }
+        return cls(drop_step=np.where(step < 0, NEVER, step), **parts, **values)
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as .json or .npz, by the name of the file."""
+        file = Path(path)
+        values = self.to_dict()
+        if file.suffix == ".json":
+            data = json.dumps(values).encode()
+        elif file.suffix == ".npz":
+            step = np.array(values.pop("drop_step"), dtype=np.int32)
+            held = io.BytesIO()
+            about = np.frombuffer(json.dumps(values).encode(), dtype=np.uint8)
+            np.savez_compressed(held, drop_step=step, about=about)
+            data = held.getvalue()
+        else:
+            raise PruneError(f"{file} ends neither in .json nor in .npz; a trace is one of them")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, data)
+        return file
+
+    @classmethod
+    def load(cls, path: str | Path) -> Trace:
+        """What `save` wrote."""
+        file = Path(path)
+        try:
+            if file.suffix == ".npz":
+                with np.load(file, allow_pickle=False) as held:
+                    values = json.loads(held["about"].tobytes())
+                    values["drop_step"] = held["drop_step"]
+            else:
+                values = json.loads(file.read_text(encoding="utf-8"))
+            return cls.from_dict(values)
+        except FileNotFoundError as error:
+            raise PruneError(f"{file} does not exist; write it with Trace.save") from error
+        except PruneError:
+            raise
+        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise PruneError(f"{file} holds no trace or is damaged: {error}") from error
+
+    def to_html(self, path: str | Path, title: str = "") -> Path:
+        """Write the page to explore it: one file that needs nothing else."""
+        from kvprune.explain.page import write
+
+        return write(self, path, title)
+
+    def _repr_html_(self) -> str:
+        from kvprune.explain.page import summary
+
+        return summary(self)
+
+    def __repr__(self) -> str:
+        L, T = self.drop_step.shape
+        gone = self.sparsity[:, -1].mean()
+        return f"Trace({T} tokens, {L} layers, {gone:.0%} of the context gone at the end)"
+
+
+def _row(
+    cache: PrunedCache, row: int, ids: list[int], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:
+    """What a cache knows of the tokens of one row, as arguments of Trace."""
+    recorded = cache.drop_step[:, row].numpy()  # (L, tokens read by the longest row)
+    step = np.full((len(recorded), len(ids)), NEVER, dtype=np.int64)
+    length = min(step.shape[1], recorded.shape[1])
+    step[:, :length] = recorded[:, :length]
+    table = cache.stores[0].table
+    assert table is not None
+    slots = table.rows * table.capacity
+    dense = (table.keys.nbytes + table.values.nbytes) // slots
+    return {
+        "tokens": pieces(tokenizer, ids),
+        "ids": tuple(ids),
+        "drop_step": step,
+        "layers": tuple(cache.pruned_indices),
+        "kept_bytes": sum(column.nbytes for column in table.columns.values()) // slots,
+        "dense_bytes": dense,
+    }

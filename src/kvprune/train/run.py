@@ -1,0 +1,89 @@
+"""A recipe carried out: load, train, measure, save, describe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvprune.errors import PruneError
+from kvprune.files import write_whole
+from kvprune.pretrained import load_base, load_tokenizer
+from kvprune.train.checkpoints import last_whole_checkpoint
+from kvprune.train.data import load as load_data
+from kvprune.train.recipe import Recipe, to_yaml
+from kvprune.train.trainer import PruningTrainer
+
+RECIPE = "recipe.yaml"
+# of the data's settings, those that name files of this machine: not for a card
+PLACES = ("sources", "held_out_source", "cache_dir")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What came out of a run."""
+
+    folder: str
+    steps: int
+    metrics: dict[str, float]  # of the evaluation at the end
+
+
+def run(
+    recipe: Recipe,
+    folder: str | Path,
+    resume: bool = False,
+    push: str | None = None,
+    **arguments: Any,
+) -> Trained:
+    """Train by the recipe into the folder; `arguments` are further TrainingArguments.
+
+    The folder holds the model or adapter, its card, the recipe, checkpoints, and the log for
+    TensorBoard. With `resume` it goes on from the newest whole checkpoint. `push` is the name on
+    the hub under which to publish it.
+    """
+    folder = Path(folder)
+    found = last_whole_checkpoint(folder) if folder.exists() else None
+    if found is not None and not resume:
+        raise PruneError(
+            f"{folder} holds a run already ({found.name}); go on with --resume, or choose "
+            f"another folder with --out"
+        )
+    model, tokenizer = load_base(recipe.model, "float32"), load_tokenizer(recipe.model)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and recipe.data.length > limit:
+        raise PruneError(
+            f"rows of {recipe.data.length} tokens do not fit into the {limit} positions of "
+            f"{recipe.model}; lower --length"
+        )
+    data = load_data(recipe.data, tokenizer)
+    folder.mkdir(parents=True, exist_ok=True)
+    if data.held_out is None:
+        arguments = {"eval_strategy": "no", **arguments}
+    trainer = PruningTrainer(
+        model,
+        recipe.train,
+        recipe.train.arguments(folder, hub_model_id=push, **arguments),
+        train_dataset=data.train,
+        eval_dataset=data.held_out,
+        processing_class=tokenizer,
+    )
+    trainer.train(resume_from_checkpoint=True if found is not None else None)
+    metrics: dict[str, float] = {}
+    if data.held_out is not None:
+        # the last step has been evaluated as a rule
+        done = trainer.state.global_step
+        metrics = trainer.last_evaluation(at_least=done) or trainer.evaluate()
+    trainer.save_model(str(folder))
+    if trainer.is_world_process_zero():
+        write_whole(folder / RECIPE, to_yaml(recipe).encode())
+    settings = {k: v for k, v in recipe.to_dict()["data"].items() if k not in PLACES}
+    card: dict[str, Any] = {
+        "finetuned_from": recipe.model,
+        "dataset": list(recipe.data.sources),
+        "settings": {"data": settings},
+    }
+    if push:
+        trainer.push_to_hub(**card)
+    else:
+        trainer.create_model_card(**card)
+    return Trained(str(folder), trainer.state.global_step, metrics)

@@ -1,0 +1,317 @@
+"""What is timed is what generate does; what is reported is what the clock said."""
+
+import statistics
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import kvprune
+import zoo
+from helpers import random_ids, uneven_gates
+from kvprune import PruneError, lora
+from kvprune.baselines import drop_position
+from kvprune.evaluate import sides, throughput, timing
+from kvprune.evaluate.decoding import (
+    dense_cache,
+    filled_cache,
+    nbytes,
+    steady_votes,
+    stepper,
+    twin,
+)
+from kvprune.evaluate.points import Points
+from kvprune.evaluate.results import best
+from kvprune.evaluate.sides import Loaded, budgeted, ideal, load_sides, realistic, rows_of
+from kvprune.evaluate.throughput import Sweep, default_contexts, settings
+from kvprune.pretrained import load_base
+
+NOTHING_FITS = 1
+
+
+def loaded(with_pruned: bool = True) -> Loaded:
+    plain = zoo.make("llama")
+    if not with_pruned:
+        return Loaded(plain, None, None)
+    pruned = kvprune.attach(twin(plain), kvprune.PruningConfig(rank=8))
+    uneven_gates(pruned)
+    return Loaded(plain, pruned, random_ids(1, 400)[0])
+
+
+def test_a_twin_shares_its_weights_and_nothing_else():
+    model = zoo.make("gpt2")
+    ids = random_ids(1, 12)
+    other = twin(model)
+    before = model(ids).logits
+    kvprune.attach(other, kvprune.LocalConfig(2))
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        assert a.data_ptr() == b.data_ptr()
+    assert torch.equal(model(ids).logits, before)
+    assert not torch.equal(other(ids).logits, before)
+
+
+@pytest.mark.parametrize("attached", [False, True])
+def test_a_timed_step_is_what_generate_does(attached):
+    model, ids = zoo.make("llama"), random_ids(2, 20)
+    cache = DynamicCache(config=model.config)
+    if attached:
+        pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
+        uneven_gates(pruned)
+        cache = kvprune.PrunedCache(pruned)
+    want = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False,
+        return_dict_in_generate=True,
+    )  # fmt: skip
+    with torch.inference_mode():
+        first = model(ids, past_key_values=cache).logits[:, -1].argmax(-1, keepdim=True)
+    run = stepper(model, cache, 2, steps=3, start=first)
+    run()
+    run()
+    assert cache.get_seq_length() == 26 == want.past_key_values.get_seq_length()
+    if attached:
+        assert torch.equal(cache.kept, want.past_key_values.kept)
+        keys = [c.stores[-1].table.get().keys for c in (cache, want.past_key_values)]
+    else:
+        keys = [c.layers[-1].keys for c in (cache, want.past_key_values)]
+    torch.testing.assert_close(*keys)
+
+
+def test_a_filled_cache_holds_what_was_asked():
+    pruned = kvprune.attach(zoo.make("deepseek_v3"), kvprune.PruningConfig(rank=8))
+    kept = torch.tensor([[3, 7], [5, 5], [9, 1]])
+    cache = filled_cache(pruned, 50, kept)
+    assert torch.equal(cache.kept, kept)
+    assert cache.seen == 50
+    stepper(pruned.model, cache, 2, steps=1)()
+    assert cache.seen == 51
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_bytes_of_a_dense_cache(kind):
+    model = zoo.make("llama")
+    cache = dense_cache(kind, model, batch=3, context=10, room=6)
+    tokens = 10 if kind == "dynamic" else 16
+    assert nbytes(cache) == 3 * 3 * tokens * 2 * 2 * 16 * 4
+    assert int(cache.get_seq_length()) == 10
+
+
+def test_an_unknown_kind_of_cache():
+    with pytest.raises(PruneError, match="'paged' is unknown; choose dynamic or static"):
+        dense_cache("paged", zoo.make("llama"), 1, 1)
+
+
+def test_steady_votes_drop_about_one_token_a_step():
+    model = zoo.make("gpt2")
+    for norm in (block.ln_1 for block in model.transformer.h):
+        norm.weight.data.mul_(3)  # the scale of a layer's input is looked at, not guessed
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
+    torch.manual_seed(0)
+    steady_votes(pruned, random_ids(2, 30), kept=50)
+    cache = filled_cache(pruned, 300, torch.full((3, 40), 50))
+    stepper(model, cache, 40, steps=6)()
+    # 120 rows: 6 tokens came in, and about as many went out
+    assert 45 < cache.kept.float().mean() < 56
+
+
+@pytest.mark.parametrize("name", sides.BASELINES)
+def test_a_baseline_holds_its_budget(name):
+    context, kept = 60, 15
+    config = budgeted(name, kept, context)
+    side = next(s for s in ideal(loaded(False), context, 0.75, (name,)) if s.name == name)
+    cache = side.make(2, context, 0)
+    expected = kept
+    if name not in ("tova", "h2o"):
+        every = torch.arange(context)
+        expected = int((drop_position(config, every) >= context).sum())
+    assert (cache.kept == expected).all()
+    # a pattern by blocks swings; over a block its mean is the budget
+    steps, held = 12, []
+    for _ in range(steps):
+        stepper(side.model, cache, 2, steps=1)()
+        held.append(float(cache.kept.float().mean()))
+    assert abs(statistics.mean(held) - kept) <= 1
+
+
+def test_rows_are_spread_over_the_text():
+    text = torch.arange(100)
+    rows = rows_of(text, 4, 10)
+    assert rows[:, 0].tolist() == [0, 30, 60, 90]
+    assert rows[3].tolist() == list(range(90, 100))
+    assert rows_of(text, 1, 100).shape == (1, 100)
+    with pytest.raises(PruneError, match="text has 100 tokens, but the context is to be 101"):
+        rows_of(text, 1, 101)
+
+
+def test_realistic_rows_are_the_models_own_decisions():
+    own = loaded()
+    side = next(s for s in realistic(own) if s.name == "pruned")
+    cache = side.make(3, 80, 0)
+    # after the last token, what it voted out is gone
+    steps = own.pruned.trace(rows_of(own.text, 3, 80))
+    assert torch.equal(cache.kept, (steps > 79).sum(-1))
+    assert cache.kept.float().std() > 0
+
+
+@pytest.mark.parametrize("with_lora", [False, True])
+def test_the_plain_model_stays_plain(tmp_path, with_lora):
+    base = load_base("tiny")
+    ids = random_ids(1, 8)
+    want = base(ids).logits
+    if with_lora:
+        lora.add(base, rank=2, alpha=4.0)
+        with torch.no_grad():
+            for name, weight in base.named_parameters():
+                if "lora_B" in name:
+                    weight.normal_()
+    kvprune.attach(base, kvprune.PruningConfig(rank=4)).save(tmp_path)
+    found = load_sides("tiny", str(tmp_path))
+    assert torch.equal(found.plain(ids).logits, want)
+    shared = found.plain.lm_head.weight.data_ptr() == found.pruned.model.lm_head.weight.data_ptr()
+    # a merged LoRA changes weights, which are then its own
+    assert shared != with_lora
+    changed = [
+        not torch.equal(a, b)
+        for (_, a), (_, b) in zip(
+            found.plain.transformer.h.named_parameters(),
+            ((n, p) for n, p in found.pruned.model.transformer.h.named_parameters()
+             if "interaction" not in n),
+            strict=True,
+        )
+    ]  # fmt: skip
+    assert any(changed) == with_lora
+    assert len(found.text) > 10_000
+
+
+def test_random_weights_take_no_adapter():
+    with pytest.raises(PruneError, match="random weights have no adapter"):
+        load_sides("tiny", "adapter", random=True)
+    found = load_sides("tiny", random=True, dtype="bfloat16")
+    assert found.pruned is None
+    assert found.plain.dtype == torch.bfloat16
+
+
+def test_text_that_cannot_be_read(tmp_path):
+    kvprune.attach(load_base("tiny"), kvprune.PruningConfig(rank=4)).save(tmp_path)
+    with pytest.raises(PruneError, match=r"cannot read text from .*nowhere.txt"):
+        load_sides("tiny", str(tmp_path), tmp_path / "nowhere.txt")
+
+
+def seconds_of(calls) -> dict[str, list[float]]:
+    """A clock that says: dense takes 4 seconds and more, the others 2."""
+    return {
+        name: [4.0, 6.0, 5.0] if name.startswith("dense") else [2.0, 2.0, 2.0] for name in calls
+    }
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    asked = []
+
+    def interleave(repeats, calls, warmup=1):
+        asked.append(list(calls))
+        return seconds_of(calls)
+
+    monkeypatch.setattr(throughput, "interleave", interleave)
+    return asked
+
+
+def test_a_sweep_and_its_rows(clock, tmp_path):
+    sweep = Sweep((24, 80), (1, 4), (0.5,), ("local",), static=True, steps=2, repeats=3, rank=8)
+    own = loaded()
+    points = Points(tmp_path / "points.json")
+    rows = throughput.throughput(own, sweep, points)
+    assert len(clock) == len(settings(own, sweep)) == 2 * 2 * 2
+    assert clock[0] == ["dense", "dense, static", "pruned"]
+    assert clock[2] == ["dense", "dense, static", "pruned", "local"]
+    row = next(r for r in rows if (r["side"], r["batch"], r["rows"]) == ("pruned", 4, "ideal"))
+    assert row["seconds_step"] == 2.0 / 2
+    assert row["tokens_per_second"] == 4 / 1.0
+    assert (row["ratio"], row["ratio_low"], row["ratio_high"]) == (2.5, 2.0, 3.0)
+    assert row["sparsity"] == pytest.approx(0.5)
+    dense = next(r for r in rows if (r["side"], r["batch"], r["context"]) == ("dense", 4, 80))
+    assert dense["ratio"] == 1.0
+    assert dense["sparsity"] == 0.0
+    assert dense["cache_bytes"] == 3 * 4 * 80 * 2 * 2 * 16 * 4
+    # measured once: a second run reads the file
+    again = throughput.throughput(own, sweep, Points(tmp_path / "points.json"))
+    assert again == rows
+    assert len(clock) == 8
+
+
+def test_the_real_clock_runs():
+    sweep = Sweep((16,), (2,), (0.5,), steps=1, repeats=2, rank=8)
+    rows = throughput.throughput(loaded(), sweep, Points(None))
+    assert {(row["rows"], row["side"]) for row in rows} == {
+        ("realistic", "dense"), ("realistic", "pruned"), ("ideal", "dense"), ("ideal", "pruned"),
+    }  # fmt: skip
+    for row in rows:
+        assert 0 < row["seconds_step_low"] <= row["seconds_step"] <= row["seconds_step_high"]
+
+
+def test_a_side_that_does_not_fit_is_left_out(clock):
+    own = loaded()
+    a_row = 3 * 80 * 2 * 2 * 16 * 4  # of the dense cache
+    sweep = Sweep((80,), (2, 3, 4), (0.9,), memory=own.weight_bytes + 3 * a_row, rank=8)
+    rows = throughput.throughput(own, sweep, Points(None))
+    ran = {(r["rows"], r["batch"]): [] for r in rows}
+    for row in rows:
+        ran[row["rows"], row["batch"]].append(row["side"])
+    assert ran["ideal", 3] == ["dense", "pruned"]
+    assert ran["ideal", 4] == ["pruned"]
+    assert next(r for r in rows if r["batch"] == 4 and r["rows"] == "ideal")["ratio"] is None
+    # at each one's best batch pruned may use what dense cannot
+    found = {(r["rows"], r["side"]): r for r in best(rows)}
+    assert found["ideal", "dense"]["batch"] == 3
+    assert found["ideal", "pruned"]["batch"] == 4
+    speeds = [found["ideal", side]["tokens_per_second"] for side in ("pruned", "dense")]
+    assert found["ideal", "pruned"]["best_ratio"] == speeds[0] / speeds[1]
+
+
+def test_nothing_is_measured_where_nothing_fits(clock):
+    sweep = Sweep((80,), (1, 2), (0.9,), memory=NOTHING_FITS, rank=8)
+    rows = throughput.throughput(loaded(False), sweep, Points(None))
+    assert {row["batch"] for row in rows} == {1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"contexts": (500,)}, r"500 and 24 tokens to decode need 524 positions, .* has 512"),
+        ({"batches": (0,)}, r"batches=\(0,\) must be 1 or more"),
+        ({"baselines": ("oracle",)}, "baseline 'oracle' is unknown; choose from local"),
+        ({"sparsities": ()}, "nothing to set beside dense"),
+    ],
+)
+def test_errors(change, message):
+    sweep = Sweep(**{"contexts": (20,), "batches": (1,), **change})
+    with pytest.raises(PruneError, match=message):
+        throughput.throughput(loaded(False), sweep, Points(None))
+
+
+def test_default_contexts_fit_the_model():
+    assert default_contexts(loaded(False), room=12) == (62, 125, 250, 500)
+    assert default_contexts(loaded(False), room=12, most=80) == (10, 20, 40, 80)
+
+
+def test_interleaved_calls_take_turns():
+    order = []
+    seconds = timing.interleave(2, {n: lambda n=n: order.append(n) for n in "ab"}, warmup=1)
+    assert order == list("ab" * 3)
+    assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
+
+
+def test_ratios_are_of_one_round():
+    slow, fast = [2.0, 30.0, 4.0], [1.0, 10.0, 1.0]
+    assert timing.ratios(slow, fast) == [2.0, 3.0, 4.0]
+    assert timing.ratio(slow, fast) == 3.0
+
+
+def test_spread():
+    assert timing.spread([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    values = [float(x) for x in range(1, 10)]
+    assert timing.spread(values) == (statistics.median(values), 3.0, 7.0)
+
+
+def test_machine_and_versions():
+    assert timing.machine()["cores"] >= 1
+    assert timing.versions()["torch"] == torch.__version__

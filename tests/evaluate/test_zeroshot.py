@@ -1,0 +1,300 @@
+"""Zero-shot tasks through lm-eval, against its own model and against rows that are read alone."""
+
+import gzip
+import json
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import datasets
+import pytest
+import saved
+import torch
+from lm_eval import evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from test_cli_eval import ran
+
+import kvprune
+from kvprune import PruneError
+from kvprune.evaluate import loading, tasks
+from kvprune.evaluate.lm import PrunedLM
+from kvprune.evaluate.zeroshot import HUB, load_task, run, zeroshot
+
+ROWS = {
+    "winogrande": [
+        {"sentence": f"The {a} did not fit the {b} as the _ was too {c}.", "option1": a,
+         "option2": b, "answer": str(1 + i % 2)}
+        for i, (a, b, c) in enumerate([("cup", "box", "big"), ("sofa", "door", "small"),
+                                       ("ring", "finger", "wide"), ("book", "bag", "tall")])
+    ],
+    "hellaswag": [
+        {"activity_label": "Baking", "ctx_a": f"A man takes {n} eggs.", "ctx_b": "he",
+         "endings": ["breaks them [step] all.", "is a tree.", "sings", "went home  late."],
+         "label": str(n % 4), "query": f"Baking: A man takes {n} eggs. He"}
+        for n in range(4)
+    ],
+    "piqa": [
+        {"goal": f"open {thing}", "sol1": "pull the lid", "sol2": "pull the lid off and on",
+         "label": i % 2}
+        for i, thing in enumerate(["a jar", "the red tin can", "wine"])
+    ],
+    "lambada": [
+        {"text": f"She {verb} the door and he came in. He saw that she had not {verb} the door"}
+        for verb in ("shut", "closed", "painted")
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, **changed: list) -> Path:
+    folder.mkdir(exist_ok=True)
+    for task, rows in (ROWS | changed).items():
+        with gzip.open(folder / f"{task}_dev.jsonl.gz", "wt") as out:
+            out.writelines(json.dumps(row) + "\n" for row in rows)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = saved.save(tmp_path_factory.mktemp("zeroshot"))
+    write(path / "files")
+    return path
+
+
+def samples(lm, task: str, files: Path) -> list:
+    """What lm-eval says of every sample: loglikelihoods, greedy or not, metrics."""
+    name, loaded = load_task(task, files)
+    return evaluate(lm, loaded, bootstrap_iters=0)["samples"][name]
+
+
+@pytest.mark.parametrize("task", HUB)
+def test_dense_agrees_with_lm_evals_own_model_to_the_last_sample(place, task):
+    want = samples(HFLM(str(place / "model"), device="cpu", batch_size=3), task, place / "files")
+    untouched = PrunedLM(str(place / "model"), device="cpu", batch_size=3)
+    opened = loading.load(str(place / "model"))
+    object.__setattr__(opened, "model", kvprune.attach(opened.host, kvprune.DenseConfig()))
+    for lm in (untouched, PrunedLM(opened, batch_size=3)):
+        got = samples(lm, task, place / "files")
+        assert len(got) == len(want) == len(ROWS[task])
+        for ours, theirs in zip(got, want, strict=True):
+            assert ours["arguments"] == theirs["arguments"]
+            assert ours["acc"] == theirs["acc"]
+            for [(a, greedy)], [(b, also)] in zip(ours["resps"], theirs["resps"], strict=True):
+                assert float(a) == pytest.approx(float(b), abs=1e-4)
+                assert greedy == also
+        assert lm.sparsity == 0
+
+
+class Alone:
+    """A request read on its own: no batch, no padding."""
+
+    def __init__(self, pruned: kvprune.Pruned, context: str, continuation: str):
+        words = saved.tokenizer()
+        start, ids = len(words(context)["input_ids"]), words(context + continuation)["input_ids"]
+        with torch.no_grad(), pruned.evaluating():
+            log_p = (
+                pruned.model(torch.tensor([ids[:-1]]), use_cache=False).logits[0].log_softmax(-1)
+            )
+        scored = range(start - 1, len(ids) - 1)
+        self.loglikelihood = sum(float(log_p[t, ids[t + 1]]) for t in scored)
+        steps = pruned.trace(ids[:-1])[:, 0].tolist()
+        gone = [sum(s <= t for s in layer[:t]) / t for layer in steps for t in scored]
+        self.sparsity = sum(gone) / len(gone)
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("task", HUB)
+def test_pruned_is_what_each_request_gives_alone(place, task, batch):
+    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=batch)
+    got = samples(lm, task, place / "files")
+    alone = []
+    for sample in got:
+        for (context, continuation), [(value, _)] in zip(
+            sample["arguments"], sample["resps"], strict=True
+        ):
+            alone.append(Alone(lm.pruned, context, continuation))
+            assert float(value) == pytest.approx(alone[-1].loglikelihood, abs=1e-3)
+    assert sorted(lm.sparsities) == pytest.approx(sorted(one.sparsity for one in alone), abs=1e-6)
+    assert len(set(lm.sparsities)) > 1
+
+
+def test_requests_that_share_a_reading_count_each(place):
+    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=4)
+    ids = saved.tokenizer()("one of two")["input_ids"]
+    requests = [(("", str(i)), ids, [5 + i]) for i in range(3)]
+    requests.append((("", "x"), ids[:4], ids[4:]))
+    lm._loglikelihood_tokens(requests, disable_tqdm=True)
+    assert len(lm.sparsities) == 4
+    assert len(set(lm.sparsities[:3])) == 1
+    steps = lm.pruned.trace(ids)[:, 0].tolist()
+    t = len(ids) - 1
+    want = sum(sum(s <= t for s in layer[:t]) / t for layer in steps) / len(steps)
+    assert lm.sparsities[0] == pytest.approx(want)
+
+
+@pytest.mark.parametrize("task", HUB)
+def test_prompts_are_those_of_lm_eval(place, task, monkeypatch):
+    rows = datasets.Dataset.from_list(ROWS[task])
+    splits = dict.fromkeys(("train", "validation", "test"), rows)
+    monkeypatch.setattr(datasets, "load_dataset", lambda **_: splits)
+
+    def prompts(files):
+        name, loaded = load_task(task, files)
+        loaded["tasks"][name].build_all_requests(rank=0, world_size=1)
+        return [request.args for request in loaded["tasks"][name].instances]
+
+    assert prompts(place / "files") == prompts(None)
+    original = [
+        {name: value for name, value in row.items() if name != "query"} for row in ROWS["hellaswag"]
+    ]
+    files = write(place / "original", hellaswag=original)
+    assert prompts(files) == prompts(None)
+
+
+def test_a_table_of_the_four_and_their_mean(place, tmp_path):
+    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=4)
+    rows = zeroshot(lm, files=place / "files")
+    assert [row.task for row in rows] == [*HUB, "mean"]
+    for row in rows[:-1]:
+        lm.sparsities = []
+        right = [sample["acc"] for sample in samples(lm, row.task, place / "files")]
+        assert row.sparsity == pytest.approx(lm.sparsity)
+        assert row.samples == len(right)
+        assert row.accuracy == sum(right) / len(right)
+        p, n = row.accuracy, len(right)
+        assert row.stderr == pytest.approx((p * (1 - p) / (n - 1)) ** 0.5)
+    assert rows[-1].accuracy == pytest.approx(sum(row.accuracy for row in rows[:-1]) / 4)
+    assert rows[-1].sparsity == pytest.approx(sum(row.sparsity for row in rows[:-1]) / 4)
+    assert {row.task for row in rows if row.accuracy_norm is not None} == {"hellaswag", "piqa"}
+    assert [row.samples for row in zeroshot(lm, ["piqa"], files=place / "files", limit=2)] == [2, 2]
+
+
+def test_a_finished_task_is_not_done_again(place, tmp_path, monkeypatch):
+    args = ["zeroshot", place / "model", "--adapter", place / "adapter", "--files", place / "files",
+            "--limit", 2, "--out", tmp_path / "o", "--json"]  # fmt: skip
+    first = json.loads(ran(*args, "--tasks", "piqa"))
+    assert [row["task"] for row in first["rows"]] == ["piqa", "mean"]
+    assert first["about"]["limit"] == 2
+    done = []
+    score = kvprune.evaluate.zeroshot._score
+    monkeypatch.setattr(
+        "kvprune.evaluate.zeroshot._score",
+        lambda lm, task, *rest: done.append(task) or score(lm, task, *rest),
+    )
+    second = json.loads(ran(*args, "--tasks", "piqa,lambada"))
+    assert done == ["lambada"]
+    assert second["rows"][0] == first["rows"][0]
+    assert json.loads((tmp_path / "o/zeroshot.json").read_text()) == second
+    out = ran("zeroshot", place / "model", "--files", place / "files", "--tasks", "winogrande")
+    assert "winogrande" in out
+    assert "100.00%" in out or "%" in out
+
+
+BAD = [
+    ("piqa", {"sol2": None}, r"'sol2' in .*piqa_dev.jsonl.gz, row 2 is None; it must be text"),
+    ("piqa", {"label": 2}, r"'label' in .*row 2 is 2; it must be 0 or 1"),
+    ("winogrande", {"answer": ""}, r"'answer' in .*row 2 is ''; it must be 1 or 2"),
+    ("winogrande", {"sentence": "no gap"}, r"'sentence' in .*row 2 must have one _"),
+    ("hellaswag", {"endings": "one"}, r"row 2 has no list of texts in the field 'endings'"),
+    ("hellaswag", {"label": "4"}, r"'label' in .*row 2 is '4'; it must be 0 or 1 or 2 or 3"),
+    ("lambada", {"text": "word"}, r"'text' in .*row 2 is one word"),
+]
+
+
+@pytest.mark.parametrize(("task", "change", "match"), BAD)
+def test_a_bad_row_is_named(tmp_path, task, change, match):
+    rows = [dict(row) for row in ROWS[task]]
+    rows[1] |= change
+    with pytest.raises(PruneError, match=match):
+        tasks.read(write(tmp_path, **{task: rows}), task)
+
+
+@pytest.mark.parametrize(("task", "field"), [
+    ("piqa", "goal"), ("piqa", "label"), ("winogrande", "option1"), ("winogrande", "answer"),
+    ("hellaswag", "label"), ("lambada", "text"),
+])  # fmt: skip
+def test_a_missing_field_is_named(tmp_path, task, field):
+    rows = [dict(row) for row in ROWS[task]]
+    del rows[2][field]
+    with pytest.raises(PruneError, match=rf"{task}_dev.jsonl.gz, row 3 has no field '{field}'"):
+        tasks.read(write(tmp_path, **{task: rows}), task)
+
+
+def test_bad_files_are_explained(place, tmp_path, monkeypatch):
+    def fails(match, files, task="piqa"):
+        with pytest.raises(PruneError, match=match):
+            run(str(place / "model"), tasks=[task], files=files)
+
+    fails("nowhere is no folder", tmp_path / "nowhere")
+    fails(r"must hold one file piqa\* .*; found: none", tmp_path)
+    (tmp_path / "piqa.jsonl").write_text("")
+    fails("piqa.jsonl holds no rows", tmp_path)
+    (tmp_path / "piqa.jsonl").write_text('{"goal":\n')
+    fails("piqa.jsonl, line 1 is not JSON", tmp_path)
+    (tmp_path / "piqa.jsonl").write_text("[1]\n")
+    fails("row 1 is list, not an object", tmp_path)
+    (tmp_path / "piqa_2.jsonl.gz").write_text("not gzip")
+    fails("found: piqa.jsonl, piqa_2.jsonl.gz", tmp_path)
+    (tmp_path / "piqa.jsonl").unlink()
+    fails("piqa_2.jsonl.gz cannot be read", tmp_path)
+    fails("task 'arc' is unknown; there are winogrande", tmp_path, "arc")
+    monkeypatch.setattr(datasets, "load_dataset", lambda **_: 1 / 0)
+    fails("piqa cannot be read from the hub: ZeroDivisionError: .* as --files", None)
+    with pytest.raises(PruneError, match="where are the files of piqa"):
+        TaskManager(include_path=str(tasks.FOLDER), include_defaults=False).load(["kvprune_piqa"])
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    fails(r"need the package lm-eval .*; pip install 'kvprune\[eval\]'", None)
+
+
+def test_lm_evals_own_command_knows_the_model(place, monkeypatch):
+    """Nobody imports us by hand: the task's file does, before lm-eval looks for the model."""
+    import lm_eval.evaluator
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.registry import model_registry
+
+    monkeypatch.delitem(sys.modules, "kvprune.evaluate.tasks")
+    monkeypatch.delitem(model_registry._objs, "kvprune")
+    # it looks through all of its tasks, and asks pip about this machine: minutes
+    monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
+    monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)
+    monkeypatch.setattr(sys, "argv", [
+        "lm_eval", "--model", "kvprune", "--model_args",
+        f"pretrained={place / 'model'},adapter={place / 'adapter'}",
+        "--tasks", str(tasks.FOLDER / "piqa.yaml"),
+        "--metadata", json.dumps({"files": str(place / "files")}),
+        "--device", "cpu", "--batch_size", "2", "--output_path", str(place / "results"),
+    ])  # fmt: skip
+    cli_evaluate()
+    (file,) = (place / "results").rglob("results*.json")
+    got = json.loads(file.read_text())
+    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=2)
+    want = zeroshot(lm, ["piqa"], files=place / "files")[0]
+    assert got["results"]["kvprune_piqa"]["acc,none"] == want.accuracy
+    assert got["config"]["sparsity"] == pytest.approx(want.sparsity)
+    assert want.sparsity > 0
+
+
+def test_lm_eval_still_knows_its_own_models():
+    """It fills its list only while that is empty; a new process, as here it is full already."""
+    code = """
+import kvprune.evaluate.tasks, sys
+from lm_eval.api.registry import model_registry
+print("kvprune" in model_registry, "hf" in model_registry, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+
+
+def test_our_command_passes_all_on_to_lm_eval(monkeypatch):
+    import lm_eval.__main__
+    from lm_eval.api.registry import get_model
+
+    monkeypatch.setattr(sys, "argv", ["kvprune"])
+    monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", lambda: print(json.dumps(sys.argv)))
+    out = ran("lm-eval", "--model_args", "pretrained=tiny", "--tasks", "arc_easy", "--help")
+    assert json.loads(out) == [
+        "lm_eval", "--model", "kvprune", "--model_args", "pretrained=tiny", "--tasks", "arc_easy",
+        "--help",
+    ]  # fmt: skip
+    assert get_model("kvprune") is PrunedLM

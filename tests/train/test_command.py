@@ -1,0 +1,191 @@
+"""kvprune train, as a user runs it: on the package's own small model and a text file."""
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch.testing import assert_close
+from typer.testing import CliRunner
+
+import kvprune
+from kvprune import LocalConfig, PruneError, tiny
+from kvprune.cli import app
+
+SRC = Path(kvprune.__file__).parent.parent
+QUICK = (
+    "--length", "48", "--batch", "2", "--log-every", "1", "--probe-every", "2",
+    "--probe-rows", "2", "--held-out", "6",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory):
+    """The first chapters of a book; its tokens are cached beside it."""
+    folder = tmp_path_factory.mktemp("text")
+    file = folder / "book.txt"
+    with gzip.open(tiny.text_file("train"), "rt", encoding="utf-8") as text:
+        file.write_text(text.read(20_000), encoding="utf-8")
+    return file
+
+
+def options(book: Path, *more: str) -> list[str]:
+    return ["train", "tiny", "--data", str(book), "--cache-dir", str(book.parent), *QUICK, *more]
+
+
+def call(*args: str):
+    """In this process; what it prints as JSON."""
+    done = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+def start(*args: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(SRC), "OMP_NUM_THREADS": "1"}
+    if launcher:
+        environment["ACCELERATE_USE_CPU"] = "true"
+    command = [sys.executable, *launcher, "-m", "kvprune", *args]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
+
+
+@pytest.fixture(scope="module")
+def whole(book, tmp_path_factory):
+    """A run of six steps from start to end, in one process."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    more = ("--steps", "6", "--save-every", "2", "--batch", "4", "--target-sparsity", "0.5")
+    return call(*options(book, "--out", str(folder), *more)), folder
+
+
+def test_what_a_run_leaves(whole):
+    result, folder = whole
+    assert result["steps"] == 6
+    assert 0 <= result["metrics"]["eval_sparsity_hard"] <= 1
+    for name in ("README.md", "recipe.yaml", "kvprune.safetensors", "tokenizer.json"):
+        assert (folder / name).is_file(), name
+    assert list(folder.glob("runs/**/events.out.tfevents.*")), "the log for TensorBoard"
+    card = (folder / "README.md").read_text()
+    assert f"{result['metrics']['eval_ppl_hard']:.2f}" in card
+    assert "base_model: tiny" in card
+    assert "- book.txt" in card
+    assert str(folder.parent) not in card
+    # evaluated once at the end, not again to report it
+    state = json.loads((folder / "checkpoint-6/trainer_state.json").read_text())
+    assert [e["step"] for e in state["log_history"] if "eval_loss" in e] == [6]
+
+
+def test_the_recipe_of_a_run_makes_the_same_run(whole, tmp_path):
+    result, folder = whole
+    again = call("train", "--recipe", str(folder / "recipe.yaml"), "--out", str(tmp_path / "again"))
+    assert again["metrics"]["eval_loss_hard"] == result["metrics"]["eval_loss_hard"]
+
+
+def test_a_run_is_not_written_over(whole, book):
+    _, folder = whole
+    with pytest.raises(PruneError, match=r"holds a run already \(checkpoint-6\); go on"):
+        call(*options(book, "--out", str(folder)))
+
+
+def test_killed_and_resumed(whole, tmp_path):
+    result, folder = whole
+    recipe, out = ["--recipe", str(folder / "recipe.yaml")], tmp_path / "killed"
+    process = start("train", *recipe, "--out", str(out))
+    checkpoint = out / "checkpoint-2"
+    while not checkpoint.exists():
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (out / "README.md").exists(), "it was killed too late"
+    again = call("train", *recipe, "--out", str(out), "--resume")
+    assert again["steps"] == 6
+    want = result["metrics"]["eval_loss_hard"]
+    assert again["metrics"]["eval_loss_hard"] == pytest.approx(want, rel=1e-6)
+
+
+def test_two_processes_are_as_good_as_one(whole, tmp_path):
+    _, folder = whole
+    # the launcher starts one process on a CPU, whatever is asked for, unless it believes in GPUs
+    launcher = (
+        "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
+        "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+        "--main_process_port", "0",
+    )  # fmt: skip
+    out = tmp_path / "two"
+    process = start(
+        "train", "--recipe", str(folder / "recipe.yaml"), "--batch", "2", "--out", str(out),
+        launcher=launcher,
+    )  # fmt: skip
+    _, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors[-4000:]
+    curves = []
+    for place in (folder, out):
+        state = json.loads((place / "checkpoint-6/trainer_state.json").read_text())
+        curves.append([e["loss"] for e in state["log_history"] if "loss" in e])
+        assert state["log_history"][-1]["eval_sparsity_hard"] >= 0
+    assert len(curves[0]) == 6
+    assert curves[1] == pytest.approx(curves[0], rel=1e-4)
+    ids = torch.arange(3, 43)[None]
+    with torch.no_grad():
+        one, two = (kvprune.load(place).model(ids).logits for place in (folder, out))
+    assert_close(two, one, atol=2e-3, rtol=2e-3)
+
+
+def test_an_adapter_finds_its_base(book, tmp_path):
+    out = str(tmp_path / "adapter")
+    call(*options(book, "--out", out, "--steps", "2", "--tune", "lora", "--distill", "1"))
+    assert not (tmp_path / "adapter/model.safetensors").exists()
+    assert kvprune.load(out).config.rank == 64
+    done = CliRunner().invoke(
+        app, ["generate", out, "Once", "--max-new-tokens", "3"], catch_exceptions=False
+    )
+    assert done.exit_code == 0
+
+
+def test_a_baseline(book, tmp_path):
+    out = str(tmp_path / "local")
+    result = call(
+        *options(book, "--out", out, "--steps", "2", "--method", "local", "--window", "8")
+    )
+    assert result["metrics"]["eval_sparsity_hard"] == pytest.approx(0.7, abs=0.1)
+    assert kvprune.load(out).config == LocalConfig(8)
+
+
+def test_people_are_told_in_words(book, tmp_path):
+    args = options(book, "--out", str(tmp_path / "run"), "--steps", "1")
+    done = CliRunner().invoke(app, args, catch_exceptions=False)
+    assert "1 step" in done.stdout
+    assert "hard" in done.stdout
+
+
+def test_what_cannot_be_trained(book, tmp_path):
+    out = ("--out", str(tmp_path / "none"))
+    for args, says in (
+        (["train", "tiny", *out], "no text to train on"),
+        (options(book, *out, "--length", "4096"), "4096 tokens do not fit into the 512 positions"),
+        (options(book, *out, "--method", "local"), "method local needs --window"),
+        (["train", str(tmp_path), "--data", str(book), *out], "cannot load the model"),
+        (options(tmp_path / "missing.txt", *out), "missing.txt"),
+        (options(book, *out, "--rank", "0"), "rank=0"),
+    ):
+        with pytest.raises(PruneError, match=says):
+            CliRunner().invoke(app, args, catch_exceptions=False)
+    assert not (tmp_path / "none").exists()
+
+
+def test_the_flags_are_those_of_the_settings():
+    from dataclasses import fields
+
+    from kvprune.train.config import DataConfig, TrainConfig
+
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).stdout
+    for config in (TrainConfig, DataConfig):
+        for field in fields(config):
+            if field.name not in ("method", "sources"):
+                assert f"--{field.name.replace('_', '-')}" in shown
