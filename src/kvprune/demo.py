@@ -52,7 +52,7 @@ class Run:
 
 
 def run(
-    steps: int = 60, gamma: float = 0.3, seed: int = 0, folder: str | Path | None = None
+    steps: int = 50, gamma: float = 0.2, seed: int = 0, folder: str | Path | None = None
 ) -> Run:
     """Fine-tune pruning into the small model, then measure both; `folder` keeps the result."""
     try:

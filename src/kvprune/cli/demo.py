@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def demo(
-    steps: Annotated[int, typer.Option(help="Of fine-tuning, 2,048 tokens each.", min=2)] = 60,
-    gamma: Annotated[float, typer.Option(help="How strongly to prune.", min=0)] = 0.3,
+    steps: Annotated[int, typer.Option(help="Of fine-tuning, 2,048 tokens each.", min=2)] = 50,
+    gamma: Annotated[float, typer.Option(help="How strongly to prune.", min=0)] = 0.2,
     seed: Annotated[int, typer.Option(help="Of new weights and the order of the text.")] = 0,
     save: Annotated[Path | None, typer.Option(help="Keep the pruned model in this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
