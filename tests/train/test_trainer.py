@@ -222,12 +222,16 @@ def test_everything_is_logged_for_tensorboard(tmp_path):
         assert f"eval/{name}" in tags
 
 
-def test_the_console_leaves_the_layers_out(tmp_path, capsys):
-    made = runs.trainer(tmp_path, arguments={"disable_tqdm": False})
+@pytest.mark.parametrize("bar", [True, False])
+def test_the_console_has_a_line_for_people(tmp_path, capsys, bar):
+    made = runs.trainer(tmp_path, arguments={"disable_tqdm": not bar})
     made.train()
     shown = capsys.readouterr()
-    assert "'sparsity_soft'" in shown.out + shown.err
-    assert "_layer_" not in shown.out + shown.err
+    assert shown.out == ""
+    assert "step     6   loss " in shown.err
+    assert "held out: perplexity soft " in shown.err
+    assert "_layer_" not in shown.err
+    assert ("6/6" in shown.err) == bar
 
 
 def test_hard_sparsity_is_probed_on_the_evaluation_text(tmp_path):

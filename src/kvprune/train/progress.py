@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from transformers import ProgressCallback
+from transformers import ProgressCallback, TrainerCallback
 
 # what is too much for a line is in TensorBoard
 ON_THE_BAR = ("loss", "alpha", "sparsity_soft", "sparsity_hard", "tokens_per_second")
@@ -32,13 +32,26 @@ class Progress(ProgressCallback):
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        logs = logs or {}
-        if self.training_bar is None or not state.is_world_process_zero:
+        if self.training_bar is None or not logs:
             return
         if "loss" in logs:
             shown = {name: f"{logs[name]:.4g}" for name in ON_THE_BAR if name in logs}
             self.training_bar.set_postfix(shown, refresh=False)
-        parts = [form.format(logs[name]) for name, form in ON_A_LINE.items() if name in logs]
-        if parts:
-            line = f"step {state.global_step:>5}   {', '.join(parts)}"
-            self.training_bar.write(line, file=sys.stderr)
+        if text := line(state.global_step, logs):
+            self.training_bar.write(text, file=sys.stderr)
+
+
+class Lines(TrainerCallback):
+    """The same where bars are switched off."""
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        if state.is_local_process_zero and (text := line(state.global_step, logs or {})):
+            print(text, file=sys.stderr)
+
+
+def line(step: int, logs: dict[str, Any]) -> str:
+    """A log in words; empty if there is nothing for people in it."""
+    parts = [form.format(logs[name]) for name, form in ON_A_LINE.items() if name in logs]
+    return f"step {step:>5}   {', '.join(parts)}" if parts else ""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
+    PrinterCallback,
     ProgressCallback,
     TrainerCallback,
     TrainingArguments,
@@ -31,7 +32,7 @@ from kvprune.train import distill, spread
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
 from kvprune.train.measuring import MeasuringTrainer
-from kvprune.train.progress import Progress
+from kvprune.train.progress import Lines, Progress
 from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
 
@@ -99,8 +100,9 @@ class PruningTrainer(MeasuringTrainer):
             nn.Module.to(self.teacher, args.device)
         self._factors = self._agreed(self._factors)
         self.add_callback(_Pace(self))
-        if self.pop_callback(ProgressCallback) is not None:
-            self.add_callback(Progress)
+        for theirs, ours in ((ProgressCallback, Progress), (PrinterCallback, Lines)):
+            if self.pop_callback(theirs) is not None:
+                self.add_callback(ours)
 
     def _attach(self, model: PreTrainedModel) -> Pruned:
         config = self.config
