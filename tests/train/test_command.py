@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -24,14 +23,6 @@ QUICK = (
     "--length", "48", "--batch", "2", "--log-every", "1", "--probe-every", "2",
     "--probe-rows", "2", "--held-out", "6",
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def own_verbosity():
-    """Commands turn transformers' talk down, which is theirs to do in a process of their own."""
-    before = transformers.logging.get_verbosity()
-    yield
-    transformers.logging.set_verbosity(before)
 
 
 @pytest.fixture(scope="module")
