@@ -19,9 +19,10 @@ SHAPES = {
 
 def main() -> None:
     args = harness.arguments(__doc__).parse_args()
-    rounds = 2 if args.quick else 5
+    quick = args.sizes == "quick"
+    rounds = 3 if quick else 5
     ratios, rows, details = {}, [], {}
-    for name, shape in list(SHAPES.items())[: 1 if args.quick else None]:
+    for name, shape in list(SHAPES.items())[: 1 if quick else None]:
         calls, tokens, found = sides(*shape)
         seconds = harness.interleave(rounds, calls)
         for side in list(calls)[1:]:
