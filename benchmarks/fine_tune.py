@@ -22,7 +22,7 @@ def main() -> None:
     quick = args.sizes == "quick"
     rounds = 3 if quick else 5
     ratios, rows, details = {}, [], {}
-    for name, shape in list(SHAPES.items())[: 1 if quick else None]:
+    for name, shape in list(SHAPES.items())[: None if args.sizes == "full" else 1]:
         calls, tokens, found = sides(*shape)
         seconds = harness.interleave(rounds, calls)
         for side in list(calls)[1:]:
@@ -68,7 +68,8 @@ def sides(
                 with torch.no_grad():
                     want = teacher(ids, use_cache=False).logits.log_softmax(-1)
                 ours = out.logits.log_softmax(-1)
-                loss = torch.nn.functional.kl_div(ours, want, log_target=True, reduction="mean")
+                kl = torch.nn.functional.kl_div
+                loss = kl(ours, want, log_target=True, reduction="batchmean")
             if pruned is not None:
                 loss = loss + 0.3 * pruned.sparsity_loss()
             loss.backward()
