@@ -33,11 +33,10 @@ def main() -> None:
         "local, window 12": drop_steps(LocalConfig(12), timeline)[0],
         "strided, stride 8": drop_steps(StridedConfig(8), timeline)[0],
     }
-    pruned = small.Runs(args.runs).model(PruningConfig(rank=small.RANK), gamma=0.3)
+    pruned = small.Runs(args.runs).model(PruningConfig(rank=small.RANK), gamma=1.0)
     steps = pruned.trace(ids)[:, 0]  # (L, T)
     # the layer that prunes as much as the baselines beside it
-    sparsity = [float((step < T).float().mean()) for step in steps]
-    layer = min(range(len(steps)), key=lambda i: abs(sparsity[i] - 0.7))
+    layer = min(range(len(steps)), key=lambda i: abs(gone(steps[i]) - 0.65))
     panels[f"pruned by votes, layer {layer + 1}"] = steps[layer]
     side = T * CELL
     parts = [panel(name, step, i * (side + GAP)) for i, (name, step) in enumerate(panels.items())]
@@ -52,11 +51,15 @@ def main() -> None:
     print(OUT)
 
 
+def gone(step: torch.Tensor) -> float:
+    """The share of the pairs j ≤ k whose j is dropped before k reads."""
+    kept = sum(min(int(s), T) - j for j, s in enumerate(step.clamp(max=NEVER)))
+    return 1 - kept / (T * (T + 1) / 2)
+
+
 def panel(name: str, step: torch.Tensor, x: float) -> str:
     """Query k is a row, key j a column: seen while j ≤ k < drop_step[j]."""
-    T = len(step)
-    kept = sum(min(int(s), T) - j for j, s in enumerate(step.clamp(max=NEVER)))
-    share = 1 - kept / (T * (T + 1) / 2)
+    share = gone(step)
     label = name if share < 0.005 else f"{name} ({share:.0%} gone)"
     drawn = [f'<text x="{x:.1f}" y="18">{label}</text>']
     for j, s in enumerate(step.tolist()):

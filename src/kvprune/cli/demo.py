@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvprune.cli.quiet import quiet
+
 if TYPE_CHECKING:
     from kvprune.demo import Run
 
@@ -23,12 +25,9 @@ def demo(
     """Fine-tune pruning into the small model of the package and set it beside the dense one."""
     import sys
 
-    import transformers
-
     from kvprune.demo import run
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()  # that of loading, not of training
+    quiet()
     print("Teaching a small language model to forget ...", file=sys.stderr)
     result = run(steps, gamma, seed, save)
     if as_json:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.cli.quiet import quiet
+
 if TYPE_CHECKING:
     from kvprune.explain import Trace
 
@@ -52,13 +54,11 @@ def explain(
     given = sys.stdin.read() if text in (None, "-") else str(text)
 
     import torch
-    import transformers
 
     from kvprune.explain.read import trace
     from kvprune.generate import load_pruned
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     pruned, tokenizer = load_pruned(model, adapter)
     torch.manual_seed(seed)
     made = trace(pruned, tokenizer, given, write, do_sample=sample)
@@ -82,15 +82,12 @@ def _study(
     folder: Path,
     as_json: bool,
 ) -> None:
-    import transformers
-
     from kvprune.explain import figures
     from kvprune.explain.study import study
     from kvprune.explain.switch import TEXTS
     from kvprune.generate import load_pruned
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     pruned, tokenizer = load_pruned(model, adapter)
     texts = tuple(_read(file) for file in switch) if switch else TEXTS
     made = study(pruned, tokenizer, corpus, length, rows, texts)

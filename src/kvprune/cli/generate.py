@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from kvprune.cli.quiet import quiet
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, or a name on the hub.")],
@@ -28,13 +30,11 @@ def generate(
     texts = _prompts(prompt, prompts)
 
     import torch
-    import transformers
 
     from kvprune.generate import generate as run
     from kvprune.generate import load_model
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     loaded, tokenizer = load_model(model, adapter)
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write

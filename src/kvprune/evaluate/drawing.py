@@ -45,13 +45,22 @@ STYLE: Any = {
 }
 
 
+def need_matplotlib() -> None:
+    """To be asked before the work begins, not after it."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise PruneError(
+            "figures need the package matplotlib; pip install 'kvprune[plot]', or leave --out away"
+        ) from error
+
+
 def panels(titles: Sequence[str], width: float = 4.4, height: float = 3.3) -> tuple[Figure, Any]:
     """A figure with one named panel a title, at most three in a row and four as two by two."""
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PruneError("figures need matplotlib: pip install 'kvprune[plot]'") from error
+    need_matplotlib()
+    import matplotlib
+    from matplotlib.figure import Figure
+
     columns = 2 if len(titles) == 4 else min(3, len(titles))
     rows = math.ceil(len(titles) / columns)
     with matplotlib.rc_context(STYLE):

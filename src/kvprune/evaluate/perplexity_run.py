@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
-from kvprune.evaluate import figures, loading
+from kvprune.evaluate import drawing, loading, perplexity_figure
 from kvprune.evaluate.perplexity import AtContext, perplexity, positions
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.windows import cut
@@ -63,7 +63,7 @@ def run(
     other weights, another text or other settings refuses to.
     """
     if out is not None:
-        figures.need_matplotlib()
+        drawing.need_matplotlib()
     loaded = loading.load(model, adapter, dtype, device)
     limit = positions(loaded.host)
     length = min(limit or LENGTH, LENGTH) if length is None else length
@@ -98,7 +98,7 @@ def run(
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_whole(folder / f"{NAME}.json", text.encode())
-        figures.plot_perplexity(rows, folder / NAME, adapter or model)
+        drawing.save(perplexity_figure.draw(rows, adapter or model), folder / NAME)
     return measured
 
 

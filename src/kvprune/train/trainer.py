@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,11 @@ from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted
 from kvprune.train.measuring import MeasuringTrainer
 from kvprune.train.progress import Lines, Progress
+from kvprune.train.rates import rates, split
 from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
 
 log = logging.getLogger(__name__)
-
-QUERY_KEY = ("query", "key")  # of the interaction: its weights that scores are a product of
 
 
 class PruningTrainer(MeasuringTrainer):
@@ -228,22 +226,10 @@ class PruningTrainer(MeasuringTrainer):
         fresh = self.optimizer is None
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if fresh:
-            rates = dict(self._rates(model or self.pruned.model))
-            optimizer.param_groups = list(_split(optimizer, rates))
+            named = model or self.pruned.model
+            found = rates(named, self.pruned.layers, self._factors, self.config)
+            optimizer.param_groups = list(split(optimizer, found))
         return optimizer
-
-    def _rates(self, model: nn.Module) -> Iterator[tuple[int, tuple[str, float]]]:
-        """Of each parameter, by its id: what its rate is called in the log, and the rate."""
-        config = self.config
-        for name, parameter in model.named_parameters():
-            # wrappers put their own names in between
-            name = name.replace("_fsdp_wrapped_module.", "").replace("_orig_mod.", "")
-            found = ("interaction", config.interaction_lr) if INTERACTION in name else None
-            for number, layer in enumerate(self.pruned.layers):
-                if name.endswith(tuple(f"{layer.name}{INTERACTION}{w}.weight" for w in QUERY_KEY)):
-                    rate = config.interaction_lr * float(self._factors[number])
-                    found = (f"interaction_layer_{number}", rate)
-            yield id(parameter), found or ("base", config.base_lr)
 
     # ---- the pace
 
@@ -362,18 +348,6 @@ def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = Non
     want = labels[:, 1:].flatten().to(logits.device)
     total = F.cross_entropy(logits, want, ignore_index=distill.IGNORE, reduction="sum")
     return total / num_items_in_batch
-
-
-def _split(
-    optimizer: torch.optim.Optimizer, rates: dict[int, tuple[str, float]]
-) -> Iterator[dict[str, Any]]:
-    """Each group of parameters as several, by the name of their rate."""
-    for group in optimizer.param_groups:
-        parts: dict[tuple[str, float], list[nn.Parameter]] = {}
-        for parameter in group["params"]:
-            parts.setdefault(rates[id(parameter)], []).append(parameter)
-        for (name, rate), params in parts.items():
-            yield {**group, "params": params, "lr": rate, "name": name}
 
 
 def _sparsity(gate: str, per_layer: Tensor) -> dict[str, float]:

@@ -53,11 +53,3 @@ def told(files: Iterable[Path]) -> None:
     """Say on stderr what was written."""
     for file in files:
         print(f"wrote {file}", file=sys.stderr)
-
-
-def quiet() -> None:
-    """No talk from transformers: what matters is ours to say."""
-    import transformers
-
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()

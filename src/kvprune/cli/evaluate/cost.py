@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.evaluate.common import numbers, quiet, table, told
+from kvprune.cli.evaluate.common import numbers, table, told
+from kvprune.cli.quiet import quiet
 from kvprune.evaluate.amounts import operations, size
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvprune.cli.quiet import quiet
+
 if TYPE_CHECKING:
     from kvprune.evaluate.perplexity_run import Measured
 
@@ -49,12 +51,9 @@ def perplexity(
     """Perplexity and sparsity by context size, beside the dense model."""
     sizes = None if contexts is None else _sizes(contexts)
 
-    import transformers
-
     from kvprune.evaluate.perplexity_run import run
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()  # that of loading
+    quiet()
     measured = run(
         model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
         max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,

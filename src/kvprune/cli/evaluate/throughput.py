@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.evaluate.common import in_bytes, numbers, quiet, table, told
+from kvprune.cli.evaluate.common import in_bytes, numbers, table, told
+from kvprune.cli.quiet import quiet
 from kvprune.evaluate.amounts import size
 
 if TYPE_CHECKING:

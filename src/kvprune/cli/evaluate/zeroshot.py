@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvprune.cli.quiet import quiet
+
 if TYPE_CHECKING:
     from kvprune.evaluate.zeroshot import Measured
 
@@ -36,12 +38,9 @@ def zeroshot(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and how much of them was dropped."""
-    import transformers
-
     from kvprune.evaluate.zeroshot import run
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()  # that of loading
+    quiet()
     # its warnings are about what we do on purpose
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     measured = run(
