@@ -43,7 +43,7 @@ def run(
                     rows.append(row)
                 rows[-1] |= {f"{k}_soft": end[f"eval_{k}_soft"] for k in ("ppl", "sparsity")}
                 curves[variant.label, gamma, seed] = record["curve"]
-    small.publish(name, runs.points.about, rows)
+    small.publish(name, runs.about, rows)
     table(rows, gammas)
     draw(name, variants, gammas, rows, curves)
 

@@ -8,9 +8,7 @@ from ablation import Variant, run
 
 VARIANTS = [
     Variant("cosine to 8"),
-    Variant("cosine to 4", settings={"alpha_end": 4.0}),
     Variant("cosine to 16", settings={"alpha_end": 16.0}),
-    Variant("cosine to 8 in half the run", settings={"alpha_share": 0.5}),
     Variant("line to 8", settings={"alpha_schedule": "linear"}),
 ]
 

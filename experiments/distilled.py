@@ -8,7 +8,6 @@ from ablation import Variant, run
 
 VARIANTS = [
     Variant("next token"),
-    Variant("half and half", settings={"distill": 0.5}),
     Variant("KL to the dense model", settings={"distill": 1.0}),
 ]
 

@@ -33,7 +33,7 @@ def main() -> None:
                     kept = float((step[:, :context] > context - 1).float().sum(-1).mean())
                     row = {"gamma": gamma, "seed": seed, "layer": layer, "context": context}
                     rows.append({**row, "kept": kept, "sparsity": 1 - kept / context})
-    small.publish("layers", runs.points.about, rows)
+    small.publish("layers", runs.about, rows)
     draw(rows)
 
 

@@ -40,7 +40,7 @@ def main() -> None:
                 row = {"method": name, "gamma": gamma, "seed": seed, "budget": budget}
                 rows.append({**row, **found})
                 print(rows[-1], flush=True)
-    small.publish("policies", {**runs.points.about, "windows": WINDOWS}, rows)
+    small.publish("policies", {**runs.about, "windows": WINDOWS}, rows)
     draw(rows)
 
 

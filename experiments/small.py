@@ -1,7 +1,8 @@
 """What the experiments on the package's small model share: its text, its recipe, finished runs.
 
-A run is known by its settings: two experiments that need the same one train it once. What was
-measured of it lies in runs/small.json, the model itself in runs/small/.
+A run is known by its settings: two experiments that need the same one train it once. Each has a
+folder of its own in runs/small/ with the model and run.json, what was measured of it, so that
+experiments may run side by side.
 """
 
 from __future__ import annotations
@@ -54,15 +55,14 @@ class Runs:
     def __init__(self, folder: Path):
         self.folder = folder / "small"
         weights = (tiny.FOLDER / "model.safetensors").read_bytes()
-        self.points = Points(
-            folder / "small.json",
-            {"model": tiny.NAME, "weights": hashlib.sha256(weights).hexdigest()[:12], **RECIPE},
-        )
+        digest = hashlib.sha256(weights).hexdigest()[:12]
+        self.about = {"model": tiny.NAME, "weights": digest, **RECIPE}
 
     def record(self, method: Config, seed: int = 0, **settings: Any) -> Record:
         """What was measured of a run; `settings` go before the recipe's."""
         key = {"method": to_dict(method), "seed": seed, **settings}
-        rows = self.points.measure(key, lambda: [self._run(method, seed, settings)])
+        points = Points(self._place(method, seed, settings) / "run.json", self.about)
+        rows = points.measure(key, lambda: [self._run(method, seed, settings)])
         found = " ".join(f"{at}: {s:.1%} {ppl:.2f}," for at, s, ppl in rows[0]["contexts"])
         print(method.method, {k: v for k, v in key.items() if k != "method"}, found, flush=True)
         return rows[0]

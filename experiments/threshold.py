@@ -32,7 +32,7 @@ def main() -> None:
                         row |= {"context": context, "sparsity": sparsity, "perplexity": perplexity}
                         rows.append(row)
                     print(rows[-1], flush=True)
-    small.publish("threshold", runs.points.about, rows)
+    small.publish("threshold", runs.about, rows)
     draw(rows)
 
 

@@ -44,7 +44,7 @@ def main() -> None:
                 # how far the gate that was trained is from the hard one that is used
                 rows[-1] |= {k.removeprefix("eval_"): v for k, v in record["end"].items()
                              if k.endswith(("soft", "hard"))}  # fmt: skip
-    small.publish("tiny_curve", runs.points.about, rows)
+    small.publish("tiny_curve", runs.about, rows)
     draw(rows)
 
 
