@@ -69,8 +69,12 @@ class Runs:
 
     def model(self, method: Config, seed: int = 0, **settings: Any) -> Pruned:
         """The model of a run."""
+        return kvprune.load(self.place(method, seed, **settings))
+
+    def place(self, method: Config, seed: int = 0, **settings: Any) -> Path:
+        """The folder of a finished run, which `kvprune` commands take as a model."""
         self.record(method, seed, **settings)
-        return kvprune.load(self._place(method, seed, settings))
+        return self._place(method, seed, settings)
 
     def _place(self, method: Config, seed: int, settings: dict[str, Any]) -> Path:
         text = json.dumps([to_dict(method), seed, settings], sort_keys=True)

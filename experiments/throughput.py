@@ -1,0 +1,98 @@
+"""Tokens a second by context and sparsity, with the model's own holes and with ideal ones.
+
+    python experiments/throughput.py          writes docs/results/throughput.json and a figure
+
+The paper's Fig. throughput and ideal_throughput. GPT-2 small's shape with random weights and rows
+that are all alike; and the models of tiny_curve.py with the rows and layers that they decide on in
+a book, beside rows that are all alike. Run it on an otherwise idle machine.
+# full scale: kvprune eval throughput runs/gpt2-small --context 128,256,512,1000 --memory 16GB
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import small
+from kvprune import PruningConfig
+from kvprune.evaluate.drawing import legend, line, panels
+from kvprune.evaluate.points import Points
+from kvprune.evaluate.sides import load_sides
+from kvprune.evaluate.throughput import Sweep, throughput
+from kvprune.evaluate.timing import machine, versions
+
+LARGE = Sweep(
+    contexts=(128, 256, 512, 1000), batches=(8, 32), sparsities=(0.5, 0.8, 0.9), repeats=3
+)
+GAMMAS = (0.1, 0.3, 1.0)
+Row = dict[str, Any]
+
+
+def main() -> None:
+    args = small.arguments(__doc__).parse_args()
+    runs = small.Runs(args.runs)
+    about = {"machine": machine(), "versions": versions()}
+    points = Points(args.runs / "throughput_gpt2.json", about)
+    shape = load_sides("gpt2", dtype="float32", random=True)
+    rows = [{"model": "gpt2", **row} for row in throughput(shape, LARGE, points, told)]
+    for gamma in GAMMAS:
+        place = runs.place(PruningConfig(rank=small.RANK), gamma=gamma)
+        loaded = load_sides(str(place), dtype="float32")
+        sweep = Sweep((64, 128, 256, 480), (32,), (), repeats=5)
+        points = Points(args.runs / f"throughput_{gamma}.json", about)
+        realistic = throughput(loaded, sweep, points, told)
+        # as many holes, but the same in every row and layer
+        at = {row["context"]: round(row["sparsity"], 2) for row in realistic if row["sparsity"]}
+        for context, share in at.items():
+            sweep = Sweep((context,), (32,), (share,), repeats=5)
+            throughput(loaded, sweep, points, told)
+        rows += [{"model": "tiny", "gamma": gamma, **row} for row in points.rows]
+    small.publish("throughput", about, rows)
+    for row in rows:
+        if row["side"] != "dense":
+            where = f"context {row['context']:4} batch {row['batch']:2} {row['rows']:9}"
+            found = f"pruned {row['sparsity']:4.0%} {row['ratio']:.2f} × dense"
+            print(row["model"], row.get("gamma", ""), where, found)
+    draw(rows)
+
+
+def told(settings: list[Row]) -> list[Row]:
+    print(f"{len(settings)} settings", flush=True)
+    return settings
+
+
+def draw(rows: list[Row]) -> None:
+    """GPT-2's shape: tokens/s and a step by context. Tiny: how much its own holes give."""
+    titles = ["Tokens/s, batch 32, GPT-2 small's shape", "Time of a step, ms, batch 32",
+              "Tokens/s against dense, tiny, batch 32"]  # fmt: skip
+    figure, (speed, step, own) = panels(titles, width=4.6)
+    large = [row for row in rows if row["model"] == "gpt2" and row["batch"] == 32]
+    for number, (name, found) in enumerate(sides(large).items()):
+        x = [row["context"] for row in found]
+        line(speed, number, x, [row["tokens_per_second"] for row in found], name)
+        line(step, number, x, [1000 * row["seconds_step"] for row in found], name)
+    for number, gamma in enumerate(GAMMAS, 1):
+        pruned = [r for r in rows if r.get("gamma") == gamma and r["side"] != "dense"]
+        for kind, style in (("realistic", "-"), ("ideal", "--")):
+            found = [row for row in pruned if row["rows"] == kind]
+            x, y = [row["context"] for row in found], [row["ratio"] for row in found]
+            line(own, number, x, y, f"γ = {gamma}, {kind}")
+            own.lines[-1].set_linestyle(style)
+    for axis in (speed, step, own):
+        axis.set(xlabel="context, tokens", ylim=(0, None))
+        legend(axis)
+    small.save_figure(figure, "throughput")
+
+
+def sides(rows: list[Row]) -> dict[str, list[Row]]:
+    """Dense once (the run beside the first sparsity), pruning at each sparsity."""
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        dense = row["side"] == "dense"
+        if not dense or row["at"] == LARGE.sparsities[0]:
+            name = "dense" if dense else f"{row['at']:.0%} pruned"
+            found.setdefault(name, []).append(row)
+    return found
+
+
+if __name__ == "__main__":
+    main()
