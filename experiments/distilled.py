@@ -12,4 +12,4 @@ VARIANTS = [
 ]
 
 if __name__ == "__main__":
-    run("distilled", __doc__, VARIANTS)
+    run("distilled", __doc__, VARIANTS, gammas=(0.3,))

@@ -8,7 +8,6 @@ from ablation import Variant, run
 
 VARIANTS = [
     Variant("all weights"),
-    Variant("LoRA", settings={"tune": "lora", "base_lr": 1e-3}),
     Variant("frozen base", settings={"tune": "interaction"}),
 ]
 

@@ -8,6 +8,6 @@ from ablation import Variant, run
 
 if __name__ == "__main__":
     variants = [
-        Variant(f"{n} steps", settings={"steps": n} if n != 100 else {}) for n in (25, 50, 100, 200)
+        Variant(f"{n} steps", settings={"steps": n} if n != 100 else {}) for n in (25, 50, 100)
     ]
     run("steps", __doc__, variants, gammas=(0.3,))

@@ -5,11 +5,8 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import kvprune
-import zoo
-from helpers import uneven_gates
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
@@ -49,21 +46,6 @@ def test_demo_for_people():
     done = run("demo", "--steps", "2")
     assert done.returncode == 0, done.stderr
     assert "context pruned at 512 tokens" in done.stdout
-
-
-def test_sparsity_by_context_is_what_the_last_token_cannot_see():
-    from kvprune.demo import sparsity_by_context
-    from kvprune.ops.timeline import NEVER
-
-    model = zoo.make("gpt2")
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
-    uneven_gates(pruned)
-    ids = torch.randint(3, 100, (2, 40), generator=torch.Generator().manual_seed(0))
-    steps = pruned.trace(ids)
-    assert (steps < NEVER).any()
-    for n, share in sparsity_by_context(pruned, ids, (2, 17, 40)).items():
-        gone = [step[j] <= n - 1 for layer in steps for step in layer for j in range(n - 1)]
-        assert share == pytest.approx(sum(map(float, gone)) / len(gone))
 
 
 def test_a_user_error_is_one_line_and_exit_code_2(monkeypatch, capsys):

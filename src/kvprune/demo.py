@@ -17,6 +17,7 @@ from kvprune import tiny
 from kvprune.cache import PrunedCache
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
+from kvprune.evaluate.perplexity import perplexity
 from kvprune.pretrained import load_tokenizer
 from kvprune.pruned import Pruned
 
@@ -93,12 +94,12 @@ def run(
     assert isinstance(own, PrunedCache)
     sides = {
         "dense": Side(
-            _perplexity(dense, held_out), dict.fromkeys(CONTEXTS, 0.0), own.dense_nbytes,
-            speeds["dense"], continuation(dense, tokenizer, PROMPT),
+            *_quality(dense, held_out), own.dense_nbytes, speeds["dense"],
+            continuation(dense, tokenizer, PROMPT),
         ),
         "pruned": Side(
-            _perplexity(model, held_out), sparsity_by_context(pruned, held_out, CONTEXTS),
-            own.nbytes, speeds["pruned"], continuation(model, tokenizer, PROMPT),
+            *_quality(pruned, held_out), own.nbytes, speeds["pruned"],
+            continuation(model, tokenizer, PROMPT),
         ),
     }  # fmt: skip
     size = sum(p.numel() for p in dense.parameters())
@@ -112,16 +113,10 @@ def run(
     )
 
 
-def sparsity_by_context(pruned: Pruned, ids: Tensor, sizes: tuple[int, ...]) -> dict[int, float]:
-    """The share of the earlier tokens that the last of so many cannot see, over layers and rows."""
-    steps = pruned.trace(ids)  # (L, B, T)
-    return {n: float((steps[..., : n - 1] <= n - 1).float().mean()) for n in sizes}
-
-
-@torch.inference_mode()
-def _perplexity(model: PreTrainedModel, ids: Tensor) -> float:
-    losses = [model(part, labels=part, use_cache=False).loss for part in ids.split(8)]
-    return float(torch.stack(losses).mean().exp())
+def _quality(model: PreTrainedModel | Pruned, rows: Tensor) -> tuple[float, dict[int, float]]:
+    """Perplexity over all contexts, and sparsity by context."""
+    *at, whole = perplexity(model, rows, CONTEXTS, progress=False)
+    return whole.perplexity, {int(row.context): row.sparsity for row in at}
 
 
 def _speeds(

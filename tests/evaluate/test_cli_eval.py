@@ -144,7 +144,14 @@ def test_bad_input_is_one_clear_line(place, tmp_path, monkeypatch):
           place / "model", "--data", short, "--length", 50)  # fmt: skip
     fails("windows of 201 tokens do not fit into the 200 positions", place / "model",
           "--data", text, "--length", 201)  # fmt: skip
-    fails("--contexts '64;128' is no list", place / "model", "--data", text, "--contexts", "64;128")
+    fails(
+        "--contexts '64;128' must be whole numbers",
+        place / "model",
+        "--data",
+        text,
+        "--contexts",
+        "64;128",
+    )
     fails("path='quick' is unknown", place / "model", "--data", text, "--path", "quick")
     fails("cannot load the model", tmp_path / "none", "--data", text)
     fails("does not exist", place / "model", "--adapter", tmp_path, "--data", text)

@@ -34,17 +34,20 @@ def in_bytes(text: str, option: str) -> int:
         raise PruneError(f"{option} {text!r} must be a size such as 4GB or 512MiB") from None
 
 
-def table(title: str, columns: list[str], rows: Iterable[list[str]], left: int = 1) -> None:
-    """To stdout: the first `left` columns to the left, numbers to the right."""
+def table(
+    title: str, columns: list[str], rows: Iterable[list[str]], left: int = 1, last: int = 0
+) -> None:
+    """To stdout: the first `left` columns to the left, numbers to the right; a line before the
+    `last` rows, which sum up."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    made = Table(title=Text(title), title_justify="left")
+    made, cells = Table(title=Text(title), title_justify="left"), list(rows)
     for number, column in enumerate(columns):
         made.add_column(column, justify="left" if number < left else "right", no_wrap=True)
-    for row in rows:
-        made.add_row(*(Text(cell) for cell in row))
+    for number, row in enumerate(cells, 1):
+        made.add_row(*map(Text, row), end_section=number == len(cells) - last)
     # a file or a pipe has no width: never break a row there
     Console(width=None if sys.stdout.isatty() else 200).print(made)
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvprune.cli.evaluate.common import numbers, table
 from kvprune.cli.quiet import quiet
 
 if TYPE_CHECKING:
+    from kvprune.evaluate.perplexity import AtContext
     from kvprune.evaluate.perplexity_run import Measured
 
 
@@ -49,7 +51,7 @@ def perplexity(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Perplexity and sparsity by context size, beside the dense model."""
-    sizes = None if contexts is None else _sizes(contexts)
+    sizes = None if contexts is None else numbers(contexts, int, "--contexts")
 
     from kvprune.evaluate.perplexity_run import run
 
@@ -67,34 +69,20 @@ def perplexity(
         print(f"kept in {out}: perplexity.json, .png, .svg", file=sys.stderr)
 
 
-def _sizes(text: str) -> list[int]:
-    from kvprune.errors import PruneError
-
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError as error:
-        raise PruneError(f"--contexts {text!r} is no list of sizes; write it as 64,128") from error
-
-
 def _show(measured: Measured) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
     about, rows = measured.about, measured.rows
-    compared = rows[0].kl is not None
-    table = Table(
-        title=f"{about['adapter'] or about['model']} on {about['data']}: "
-        f"{about['windows']} windows of {about['length']} tokens",
-        title_justify="left",
-    )
     names = ["context", "tokens", "perplexity", "pruned"]
-    for name in [*names, *(("dense perplexity", "KL", "same token") if compared else ())]:
-        table.add_column(name, justify="right")
-    for row in rows:
-        cells = [
-            str(row.context), f"{row.tokens:,}", f"{row.perplexity:.2f}", f"{row.sparsity:.1%}",
-        ]  # fmt: skip
-        if row.dense_perplexity is not None and row.kl is not None and row.same is not None:
-            cells += [f"{row.dense_perplexity:.2f}", f"{row.kl:.4f}", f"{row.same:.1%}"]
-        table.add_row(*cells, end_section=row is rows[-2])
-    Console().print(table)
+    if rows[0].kl is not None:
+        names += ["dense perplexity", "KL", "same token"]
+    title = f"{about['windows']} windows of {about['length']} tokens"
+    table(
+        f"{about['adapter'] or about['model']} on {about['data']}: {title}",
+        names, map(_cells, rows), left=0, last=1,
+    )  # fmt: skip
+
+
+def _cells(row: AtContext) -> list[str]:
+    cells = [str(row.context), f"{row.tokens:,}", f"{row.perplexity:.2f}", f"{row.sparsity:.1%}"]
+    if row.dense_perplexity is not None and row.kl is not None and row.same is not None:
+        cells += [f"{row.dense_perplexity:.2f}", f"{row.kl:.4f}", f"{row.same:.1%}"]
+    return cells

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvprune.cli.evaluate.common import table
 from kvprune.cli.quiet import quiet
 
 if TYPE_CHECKING:
@@ -72,21 +73,16 @@ def lm_eval(context: typer.Context) -> None:
 
 
 def _show(measured: Measured) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=measured.about["adapter"] or measured.about["model"], title_justify="left")
-    table.add_column("task")
-    for name in ("samples", "accuracy", "±", "normed", "pruned"):
-        table.add_column(name, justify="right")
-
     def share(value: float | None) -> str:
         return "" if value is None else f"{value:.2%}"
 
-    for row in measured.rows:
-        table.add_row(
-            row.task, f"{row.samples:,}", share(row.accuracy), share(row.stderr),
-            share(row.accuracy_norm), share(row.sparsity),
-            end_section=row is measured.rows[-2],
-        )  # fmt: skip
-    Console().print(table)
+    table(
+        measured.about["adapter"] or measured.about["model"],
+        ["task", "samples", "accuracy", "±", "normed", "pruned"],
+        (
+            [row.task, f"{row.samples:,}", *map(share, (row.accuracy, row.stderr)),
+             *map(share, (row.accuracy_norm, row.sparsity))]
+            for row in measured.rows
+        ),
+        last=1,
+    )  # fmt: skip
