@@ -1,8 +1,10 @@
 """What a pruned model forgets: the paper's findings on interpretability, measured.
 
-    python experiments/forgetting.py MODEL CORPUS...      writes docs/results/forgetting.json,
-                                                          docs/figures/forgetting_*.svg
-    --write N     also has the model go on from a prompt: docs/figures/forgetting.svg moves
+    python experiments/forgetting.py          writes docs/results/forgetting.json,
+                                              docs/figures/forgetting_*.svg and forgetting.svg,
+                                              which moves: the model goes on from a prompt
+    --model M --corpus FILE...                another model than γ = 0.3 of tiny_curve.py, on
+                                              another text than the book that it never saw
 
 The paper: Fig. interpretability (parts of speech, droppers, positions), draw_graph, context_switch,
 dropped_not_dropped, attention_mask; "Most pruning is triggered by punctuation", "layers at varying
@@ -19,6 +21,8 @@ import numpy as np
 import torch
 import transformers
 
+import small
+from kvprune import PruningConfig, tiny
 from kvprune.demo import PROMPT
 from kvprune.explain import figures
 from kvprune.explain.animation import animate
@@ -31,19 +35,23 @@ DOCS = Path(__file__).parent.parent / "docs"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("model", help="a folder or a name on the hub")
-    parser.add_argument("corpus", nargs="+", help="texts that it was not trained on")
+    parser.add_argument("--model", help="a folder or a name on the hub")
     parser.add_argument("--adapter")
+    book = str(tiny.text_file("held_out"))
+    parser.add_argument("--corpus", nargs="+", default=[book], help="texts that it never saw")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where finished runs lie")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--write", type=int, default=0)
+    parser.add_argument("--write", type=int, default=150, help="tokens; 0: no animation")
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    pruned, tokenizer = load_pruned(args.model, args.adapter)
+    own = PruningConfig(rank=small.RANK)
+    model = args.model or str(small.Runs(args.runs).place(own, gamma=0.3))
+    pruned, tokenizer = load_pruned(model, args.adapter)
     found = study(pruned, tokenizer, args.corpus, args.length, args.rows)
     print(found.save(args.docs / "results" / "forgetting.json"))
     for file in figures.save(found, args.docs / "figures"):

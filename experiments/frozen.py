@@ -1,4 +1,4 @@
-"""What is lost if the base stays as it is? (App. B, Freezing) And with LoRA, beyond the paper?
+"""What is lost if the base stays as it is? (App. B, Freezing)
 
 python experiments/frozen.py
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --tune interaction --out runs/frozen
