@@ -25,7 +25,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
         "--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
-    parser.add_argument("--save", action="store_true", help="keep the object in benchmarks/results")
+    parser.add_argument(
+        "--save", action="store_true", help="keep the object in benchmarks/results/SIZES"
+    )
     return parser
 
 
@@ -67,7 +69,7 @@ def report(
         "details": details or {},
     }
     if args.save:
-        save(result, RESULTS / f"{script.stem}.json")
+        save(result, RESULTS / args.sizes / f"{script.stem}.json")
     if args.json:
         print(json.dumps(result))
     else:
