@@ -1,5 +1,8 @@
 """Counts over traces, against plain loops."""
 
+import sys
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
@@ -117,6 +120,35 @@ def test_speech_is_that_of_the_word():
     assert tags[" "] == tags[""] == tags["\n"] == tags["😀"] == "other"
     assert tags[" 12"] == "number"
     assert tags[" of"] == "preposition"
+
+
+def test_spacy_tags_where_the_user_has_it(monkeypatch):
+    """Through the calls that spaCy 3.8 answers: a Doc of our words, pos_ of each token."""
+
+    class Token:
+        def __init__(self, word):
+            self.pos_ = {"Dorothy": "PROPN", "saw": "VERB", "n't": "PART"}.get(word, "X")
+
+    class Pipeline:
+        vocab = "its vocabulary"
+
+        def __call__(self, doc):
+            assert doc[0] == self.vocab
+            return [Token(word) for word in doc[1]]
+
+    spacy, tokens = ModuleType("spacy"), ModuleType("spacy.tokens")
+    spacy.load = {"en_core_web_sm": Pipeline()}.__getitem__
+    tokens.Doc = lambda vocab, words: (vocab, words)
+    for name, module in (("spacy", spacy), ("spacy.tokens", tokens)):
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(speech, "_has_spacy", lambda: True)
+    speech._tagger.cache_clear()
+    try:
+        assert speech.available()
+        found = speech.tags(("Dor", "othy", " saw", " it", ".", " did", "n’t"))
+    finally:
+        speech._tagger.cache_clear()
+    assert found == ["name", "name", "verb", "other", "punctuation", "other", "adverb"]
 
 
 def test_nearest_distance_against_loops():
