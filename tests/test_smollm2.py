@@ -15,7 +15,8 @@ from helpers import uneven_gates
 from kvprune import lora, tiny
 from kvprune.errors import PruneError
 from kvprune.pretrained import load_base, load_tokenizer
-from kvprune.train import spread
+from kvprune.train import recipe, spread
+from kvprune.train.run import run as train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "smollm2"))
 
@@ -147,6 +148,20 @@ def test_a_conversation_is_made_of_the_document(form):
     assert all(answer in said for _, answer in turns)
     assert len(whole) > 1_000 or form is chats.quote
     assert len(chats.messages(turns)) == 2 * len(turns)
+
+
+def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVPRUNE_CACHE", str(tmp_path / "cache"))
+    data = {"sources": [str(place / "book.txt")], "length": 32, "held_out": 2}
+    short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2}
+    over = {"model": str(place / "model"), "data": data, "train": short}
+    made = recipe.read(Path(text.__file__).parents[2] / "recipes" / "smollm2-135m.yaml", over)
+    assert (made.train.tune, made.train.distill, made.train.spread) == ("lora", 1.0, True)
+    done = train(made, tmp_path / "run", report_to=[], save_strategy="no", disable_tqdm=True)
+    assert done.steps == 2
+    pruned = kvprune.load(load_base(place / "model", "float32"), tmp_path / "run")
+    assert pruned.rank == 32
+    assert lora.loaded(pruned.model)
 
 
 # ---- the measurements

@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import kvprune
 from kvprune import DenseConfig, Pruned
 from kvprune.cli.evaluate.common import numbers
+from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.sides import budgeted
@@ -78,8 +79,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def subject(args: argparse.Namespace) -> Subject:
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     found = [Adapter(folder.name, folder, digest(folder)) for folder in args.adapters]
     names = [adapter.name for adapter in found]
     if twice := {name for name in names if names.count(name) > 1}:

@@ -18,6 +18,7 @@ import torch
 import common
 from forgetting import verdicts
 from kvprune import Pruned
+from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.explain import Trace, figures
 from kvprune.explain.read import trace
@@ -43,6 +44,7 @@ def main() -> None:
     args = parser.parse_args()
     if len(args.adapters) != 1:
         raise PruneError(f"{len(args.adapters)} adapters were given; pages are of one")
+    quiet()
     pruned, tokenizer = load_pruned(str(args.model), args.adapters[0])
     for name, made in pages(args, pruned, tokenizer).items():
         file = made.to_html(args.runs / "pages" / f"{name}.html", f"SmolLM2: {name}")

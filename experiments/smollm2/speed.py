@@ -23,6 +23,7 @@ import torch
 
 import common
 from common import Adapter, Row, numbers, table
+from kvprune.cli.quiet import quiet
 from kvprune.evaluate import sides
 from kvprune.evaluate.amounts import size
 from kvprune.evaluate.cost import cache_bytes
@@ -49,6 +50,7 @@ def main() -> None:
     parser.add_argument("--memory", type=float, default=4.0, help="GB for weights and cache")
     parser.add_argument("--fit-contexts", default="512,1024,2048,4096,8192")
     args = parser.parse_args()
+    quiet()
     rows = [*timed(args), *checked(args)]
     common.publish("smollm2_speed", {"machine": machine(), "versions": versions()}, rows, args.docs)
     show(rows)
