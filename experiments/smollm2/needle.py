@@ -218,10 +218,10 @@ def over_depths(means: list[Row]) -> dict[tuple[str, Any, int], Row]:
 
 def show(means: list[Row]) -> None:
     table(
-        ["method", "strength", "context", "pruned", "found", "better than so many wrong ones"],
+        ["method", "strength", "context", "pruned", "found", "better than wrong ones", "log p"],
         [
             [method, strength or "", str(context), f"{row['sparsity']:.0%}", f"{row['found']:.0%}",
-             f"{row['better']:.0%}"]
+             f"{row['better']:.0%}", f"{row['log_p']:.2f}"]
             for (method, strength, context), row in over_depths(means).items()
         ],
     )  # fmt: skip

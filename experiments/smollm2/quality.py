@@ -148,6 +148,8 @@ def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
             if pairs:
                 drawing.line(axis, number, *zip(*pairs, strict=True), method)
         axis.set(xlabel="context pruned, %", ylabel="perplexity / dense", yscale="log")
+        for part in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            part("{x:g}")
     drawing.legend(axes[0])
     for file in drawing.save(figure, docs / "figures" / "smollm2"):
         print(f"wrote {file}")

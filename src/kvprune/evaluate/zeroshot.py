@@ -96,9 +96,9 @@ def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
                 f"leave the limit out"
             )
     made = {task: named.get(task) if isinstance(limit, Mapping) else limit for task in tasks}
-    for task, first in made.items():
-        if first is not None and first < 1:
-            raise PruneError(f"{first} rows of {task} are too few; score at least 1")
+    for task, count in made.items():
+        if count is not None and count < 1:
+            raise PruneError(f"{count} rows of {task} are too few; score at least 1")
     return made
 
 
