@@ -99,7 +99,8 @@ def digest(folder: Path) -> str:
 
 def points(args: argparse.Namespace, name: str, **about: Any) -> Points:
     """What is finished already; one point a line on the way."""
-    return Points(args.runs / f"{name}.json", {"version": __version__, **about})
+    known = {"version": __version__, "model": str(args.model)}
+    return Points(args.runs / f"{name}.json", {**known, **about})
 
 
 def compared(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -77,11 +78,16 @@ def run(args: argparse.Namespace) -> list[Row]:
     for context in sorted(numbers(args.contexts, int, "--contexts")):
         prompts = list(all_prompts(subject.tokenizer, filler, context, depths, args.seeds))
         measure = partial(ask_all, tokenizer=subject.tokenizer, prompts=prompts)
-        where = {"context": context}
+        # another filler, another measurement
+        where = {"context": context, "prompts": digest(prompts)}
         for found in common.compared(subject, methods, points, where, measure, held):
             print(line(found), flush=True)
             rows += found
     return rows
+
+
+def digest(prompts: list[Prompt]) -> str:
+    return hashlib.sha256(repr([prompt.ids for prompt in prompts]).encode()).hexdigest()[:12]
 
 
 def all_prompts(
