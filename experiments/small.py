@@ -138,14 +138,14 @@ def by_context(pruned: Pruned, windows: int = 64) -> list[tuple[int | str, float
     return [(row.context, round(row.sparsity, 4), round(row.perplexity, 3)) for row in rows]
 
 
-def publish(name: str, about: Record, rows: list[Record]) -> None:
+def publish(name: str, about: Record, rows: list[Record], docs: Path = DOCS) -> None:
     """The rows, as docs/results/NAME.json."""
-    file = DOCS / "results" / f"{name}.json"
+    file = docs / "results" / f"{name}.json"
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     head = json.dumps(about, ensure_ascii=False)
     write_whole(file, f'{{\n "about": {head},\n "rows": [\n  {lines}\n ]\n}}\n'.encode())
-    print(f"wrote {file.relative_to(DOCS.parent)}")
+    print(f"wrote {file.relative_to(docs.parent)}")
 
 
 def save_figure(figure: Any, name: str) -> None:

@@ -191,6 +191,36 @@ def test_a_finished_task_is_not_done_again(place, tmp_path, monkeypatch):
     assert "100.00%" in out or "%" in out
 
 
+def test_a_limit_for_one_task_leaves_the_others_whole(place, tmp_path):
+    args = ["zeroshot", place / "model", "--files", place / "files", "--tasks", "piqa,lambada",
+            "--out", tmp_path / "o", "--json"]  # fmt: skip
+    some = json.loads(ran(*args, "--limit", "piqa=2"))
+    assert {row["task"]: row["samples"] for row in some["rows"]} == {
+        "piqa": 2, "lambada": len(ROWS["lambada"]), "mean": 2 + len(ROWS["lambada"]),
+    }  # fmt: skip
+    assert some["about"]["limit"] == {"piqa": 2}
+    both = json.loads(ran(*args, "--limit", "piqa=2,lambada=1"))
+    assert [row["samples"] for row in both["rows"]] == [2, 1, 3]
+    each = json.loads(ran(*args, "--limit", "2"))
+    assert [row["samples"] for row in each["rows"]] == [2, 2, 4]
+    assert each["about"]["limit"] == 2
+    assert each["rows"][0] == both["rows"][0]
+
+
+@pytest.mark.parametrize(("limit", "match"), [
+    ("piqa=", "'piqa=' must be a number, or numbers of tasks"),
+    ("many", "'many' must be a number"),
+    ("arc=3", "task 'arc' is unknown"),
+    ("hellaswag=3", "limit of 3 for hellaswag, which is not asked for"),
+    ("piqa=0", "0 rows of piqa are too few"),
+    ("-1", "-1 rows of piqa are too few"),
+])  # fmt: skip
+def test_a_bad_limit_is_explained(place, limit, match):
+    with pytest.raises(PruneError, match=match):
+        ran("zeroshot", place / "model", "--files", place / "files", "--tasks", "piqa",
+            "--limit", limit)  # fmt: skip
+
+
 BAD = [
     ("piqa", {"sol2": None}, r"'sol2' in .*piqa_dev.jsonl.gz, row 2 is None; it must be text"),
     ("piqa", {"label": 2}, r"'label' in .*row 2 is 2; it must be 0 or 1"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ HUB = {
     "lambada": "lambada_openai",
 }
 NAME = "zeroshot"
+Limit = int | Mapping[str, int] | None  # only the first so many of each task, or of those named
 
 
 @dataclass(frozen=True)
@@ -52,25 +53,24 @@ def zeroshot(
     tasks: Sequence[str] = tuple(HUB),
     *,
     files: str | Path | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
     points: Points | None = None,
 ) -> list[Scored]:
     """A row for each task and their mean; `points` keeps each task as it is done.
 
     The rows come from the hub, or from a folder with a file for each task. `limit`: only the first
-    so many of each.
+    so many of each, or {task: so many} for some of them.
     """
-    if unknown := [task for task in tasks if task not in HUB]:
-        raise PruneError(f"task {unknown[0]!r} is unknown; there are {', '.join(HUB)}")
+    limits = _limits(tasks, limit)
     rows = []
-    for task in dict.fromkeys(tasks):
+    for task, first in limits.items():
 
-        def measure(task: str = task) -> list[dict[str, Any]]:
-            done = _score(lm, task, files, limit).to_dict()
+        def measure(task: str = task, first: int | None = first) -> list[dict[str, Any]]:
+            done = _score(lm, task, files, first).to_dict()
             del done["task"]
             return [done]
 
-        setting = {"task": task, "limit": limit}
+        setting = {"task": task, "limit": first}
         found = points.measure(setting, measure)[0] if points else {**setting, **measure()[0]}
         rows.append(Scored(**{name: value for name, value in found.items() if name != "limit"}))
     count = len(rows)
@@ -81,6 +81,25 @@ def zeroshot(
         math.fsum(row.sparsity for row in rows) / count,
     )
     return [*rows, mean]
+
+
+def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
+    """Of each task, once, how many of its first rows are scored; None: all."""
+    named = limit if isinstance(limit, Mapping) else {}
+    for task in (*tasks, *named):
+        if task not in HUB:
+            raise PruneError(f"task {task!r} is unknown; there are {', '.join(HUB)}")
+    for task, first in named.items():
+        if task not in tasks:
+            raise PruneError(
+                f"a limit of {first} for {task}, which is not asked for; add it to the tasks, or "
+                f"leave the limit out"
+            )
+    made = {task: named.get(task) if isinstance(limit, Mapping) else limit for task in tasks}
+    for task, count in made.items():
+        if count is not None and count < 1:
+            raise PruneError(f"{count} rows of {task} are too few; score at least 1")
+    return made
 
 
 def _score(lm: PrunedLM, task: str, files: str | Path | None, limit: int | None) -> Scored:
@@ -152,7 +171,7 @@ def run(
     adapter: str | None = None,
     tasks: Sequence[str] = tuple(HUB),
     files: str | Path | None = None,
-    limit: int | None = None,
+    limit: Limit = None,
     batch: int = 8,
     dtype: str = "auto",
     device: str | None = None,
@@ -167,13 +186,13 @@ def run(
         raise PruneError(
             f"zero-shot tasks need the package lm-eval ({error}); pip install 'kvprune[eval]'"
         ) from error
+    _limits(tasks, limit)
     if files is not None:
         from kvprune.evaluate.tasks import read
 
         # a bad file is found before the model is loaded, and not after hours
         for task in tasks:
-            if task in HUB:
-                read(files, task)
+            read(files, task)
     loaded = loading.load(model, adapter, dtype, device)
     about = {
         "model": model,
@@ -188,7 +207,8 @@ def run(
     points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
     lm = PrunedLM(loaded, batch_size=batch)
     rows = zeroshot(lm, tasks, files=files, limit=limit, points=points)
-    measured = Measured({**about, "limit": limit}, rows)
+    said = dict(limit) if isinstance(limit, Mapping) else limit
+    measured = Measured({**about, "limit": said}, rows)
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_whole(folder / f"{NAME}.json", text.encode())

@@ -27,7 +27,10 @@ def zeroshot(
         Path | None,
         typer.Option(help="A folder with a file for each task.", show_default="from the hub"),
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="The first so many of each.", min=1)] = None,
+    limit: Annotated[
+        str | None,
+        typer.Option(help="The first so many of each: 200; or of some: hellaswag=1000,piqa=200."),
+    ] = None,
     batch: Annotated[int, typer.Option(help="Requests read at once.", min=1)] = 8,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[
@@ -41,11 +44,12 @@ def zeroshot(
     """Accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and how much of them was dropped."""
     from kvprune.evaluate.zeroshot import run
 
+    first = None if limit is None else _limit(limit)
     quiet()
     # its warnings are about what we do on purpose
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     measured = run(
-        model, adapter=adapter, tasks=tasks.split(","), files=files, limit=limit, batch=batch,
+        model, adapter=adapter, tasks=tasks.split(","), files=files, limit=first, batch=batch,
         dtype=dtype, device=device, out=out,
     )  # fmt: skip
     if as_json:
@@ -54,6 +58,21 @@ def zeroshot(
         _show(measured)
     if out is not None:
         print(f"kept in {out}: zeroshot.json", file=sys.stderr)
+
+
+def _limit(text: str) -> int | dict[str, int]:
+    """'200' as 200, 'hellaswag=1000,piqa=200' as a number for each."""
+    from kvprune.errors import PruneError
+
+    try:
+        if "=" not in text:
+            return int(text)
+        pairs = [part.split("=") for part in text.split(",")]
+        return {task.strip(): int(first) for task, first in pairs}
+    except ValueError:
+        raise PruneError(
+            f"--limit {text!r} must be a number, or numbers of tasks: hellaswag=1000,piqa=200"
+        ) from None
 
 
 def lm_eval(context: typer.Context) -> None:

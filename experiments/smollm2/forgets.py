@@ -1,0 +1,90 @@
+"""What pruned SmolLM2 forgets: pages for an article and for a chat, and the paper's statistics.
+
+    python experiments/smollm2/forgets.py MODEL ADAPTER --news NEWS.txt --book BOOK.txt
+
+The pages (runs/smollm2/pages) open from the disk. The counts are those of forgetting.py one folder
+up, over texts that the model was not trained on: docs/results/smollm2_forgetting.json and figures,
+with a verdict on each of the paper's findings.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import common
+from forgetting import verdicts
+from kvprune import Pruned
+from kvprune.cli.quiet import quiet
+from kvprune.errors import PruneError
+from kvprune.explain import Trace, figures
+from kvprune.explain.read import trace
+from kvprune.explain.study import study
+from kvprune.generate import load_pruned
+
+QUESTIONS = (
+    "Hello! Can you explain in a few sentences why the sky is blue?",
+    "And why is it red in the evening?",
+    "Thank you. Now something else: how do I bake a simple loaf of bread?",
+    "Back to the sky: what was the first thing that I asked you?",
+)
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    for name in ("news", "book"):
+        parser.add_argument(f"--{name}", type=Path, required=True, help="not trained on")
+    parser.add_argument("--article-tokens", type=int, default=1000)
+    parser.add_argument("--write", type=int, default=120, help="tokens of each answer in the chat")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--length", type=int, default=1024)
+    args = parser.parse_args()
+    if len(args.adapters) != 1:
+        raise PruneError(f"{len(args.adapters)} adapters were given; pages are of one")
+    quiet()
+    pruned, tokenizer = load_pruned(str(args.model), args.adapters[0])
+    for name, made in pages(args, pruned, tokenizer).items():
+        file = made.to_html(args.runs / "pages" / f"{name}.html", f"SmolLM2: {name}")
+        made.save(args.runs / "pages" / f"{name}.npz")
+        gone = float(made.sparsity[:, -1].mean())
+        print(f"wrote {file}: {len(made.tokens)} tokens, {gone:.0%} gone at the end", flush=True)
+    sources = [str(args.news), str(args.book)]
+    found = study(pruned, tokenizer, sources, args.length, args.rows)
+    print(found.save(args.docs / "results" / "smollm2_forgetting.json"))
+    for drawn in figures.save(found, args.docs / "figures", "smollm2_forgetting"):
+        print(drawn)
+    print("\n".join(verdicts(found)))
+
+
+def pages(args: argparse.Namespace, pruned: Pruned, tokenizer: Any) -> dict[str, Trace]:
+    article = common.open_text(args.news).split("\n\n\n", 1)[0]
+    ids = tokenizer(article, verbose=False).input_ids[: args.article_tokens]
+    return {
+        "article": Trace.from_ids(pruned, tokenizer, ids),
+        "chat": chat(pruned, tokenizer, QUESTIONS, args.write),
+    }
+
+
+def chat(pruned: Pruned, tokenizer: Any, questions: tuple[str, ...], write: int) -> Trace:
+    """The trace of a whole conversation, answers by the model itself, greedy.
+
+    Each turn is read anew, which drops what a cache kept from turn to turn would have dropped:
+    decisions do not depend on how a text is cut.
+    """
+    said: list[dict[str, str]] = []
+    for question in questions:
+        said.append({"role": "user", "content": question})
+        text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        torch.manual_seed(0)
+        made = trace(pruned, tokenizer, text, write, do_sample=False)
+        answer = tokenizer.decode(made.ids[made.prompt :], skip_special_tokens=True)
+        said.append({"role": "assistant", "content": answer.strip()})
+        print(f"> {question}\n{answer.strip()}", flush=True)
+    return made
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Perplexity, KL and equal tokens of pruned SmolLM2 on held-out text, by context and strength.
+
+    python experiments/smollm2/quality.py MODEL ADAPTER... --book FILE --news FILE --wikitext FILE
+
+Dense, ours, and policies without training with as many slots as ours holds at that context, mean
+over layers. At context n every text is read in windows of n tokens that overlap by half, and tokens
+with a context of n/2 to n count: the same tokens for each method and for each n. A policy holds its
+budget from there on, ours fewer tokens earlier in the window: the comparison favours the policies.
+TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py).
+It goes on where it stopped; rows in docs/results/smollm2.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+
+import torch
+
+import common
+from common import DENSE, METHODS, Row, Subject, numbers, table
+from kvprune import Pruned
+from kvprune.errors import PruneError
+from kvprune.evaluate import drawing
+from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.windows import Windows, cut
+
+TEXTS = ("wikitext", "book", "news")
+COLUMNS = ("method", "strength", "text", "context", "sparsity", "perplexity", "kl", "match")
+# tokens whose logits are in memory at once: 49,152 numbers each, twice
+AT_ONCE = 2048
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    for name in TEXTS:
+        parser.add_argument(f"--{name}", type=Path, help="a text file, .txt or .txt.gz")
+    parser.add_argument("--contexts", default="256,512,1024,2048")
+    parser.add_argument("--tokens", type=int, default=8192, help="that count, of each text")
+    parser.add_argument("--methods", default=",".join(METHODS))
+    args = parser.parse_args()
+    rows, about = run(args)
+    kept = [{name: row[name] for name in COLUMNS} for row in rows]
+    common.publish("smollm2", about, kept, args.docs)
+    show(kept)
+    draw(kept, numbers(args.contexts, int, "--contexts"), args.docs)
+
+
+def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
+    contexts = sorted(numbers(args.contexts, int, "--contexts"))
+    methods, subject = common.chosen(args.methods), common.subject(args)
+    points = common.points(args, "quality", tokens=args.tokens)
+    rows: list[Row] = []
+    # context by context, the short ones first: something is there to be seen soon
+    for context in contexts:
+        for text in (name for name in TEXTS if getattr(args, name)):
+            ids = tokens(subject, getattr(args, text), contexts[-1] // 2 + args.tokens + 1)
+            windows = halves(ids, context, contexts[-1], args.tokens)
+            where = {"text": text, "context": context, "windows": windows.digest()}
+            measure = partial(measured, windows=windows)
+            for (row,) in common.compared(subject, methods, points, where, measure, held):
+                print(line(row), flush=True)
+                rows.append(row)
+    about = {"model": str(args.model), "tokens": args.tokens, "contexts": contexts}
+    return rows, {**about, "adapters": [adapter.name for adapter in subject.adapters]}
+
+
+def tokens(subject: Subject, file: Path, count: int) -> torch.Tensor:
+    # a book is long: a token has at least one letter, and some four
+    text = common.open_text(file)[: 12 * count]
+    ids = torch.tensor(subject.tokenizer(text, verbose=False).input_ids[:count])
+    if len(ids) < count:
+        raise PruneError(f"{file} has {len(ids)} tokens, {count} are needed; lower --tokens")
+    return ids
+
+
+def halves(ids: torch.Tensor, context: int, longest: int, count: int) -> Windows:
+    """Windows of `context` tokens, the second half of each to be predicted.
+
+    They start so late that the same `count` tokens are predicted whatever the context.
+    """
+    half = context // 2
+    if context % 2 or count % (longest // 2):
+        raise PruneError(
+            f"{count} tokens cannot be cut into halves of {longest} and {context}; choose contexts "
+            f"that are powers of two, and a multiple of {longest // 2} as --tokens"
+        )
+    start = longest // 2 - half
+    return cut(ids[start : start + half + count + 1], context, half)
+
+
+def held(rows: list[Row]) -> float:
+    """Tokens in a layer of ours after the last of a window, that one among them."""
+    return 1 + (1 - rows[0]["sparsity"]) * (rows[0]["context"] - 1)
+
+
+def measured(pruned: Pruned, windows: Windows) -> list[Row]:
+    at = perplexity(
+        pruned, windows, [windows.length], dense="open", progress=False,
+        batch=max(1, AT_ONCE // windows.length),
+    )[0]  # fmt: skip
+    return [{
+        "sparsity": at.sparsity, "perplexity": at.perplexity, "kl": at.kl, "match": at.same,
+        "dense_perplexity": at.dense_perplexity, "counted": at.tokens,
+    }]  # fmt: skip
+
+
+def line(row: Row) -> str:
+    ratio = row["perplexity"] / row["dense_perplexity"]
+    return (
+        f"{row['text']:9} {row['context']:5}  {common.named(row):24} "
+        f"{row['sparsity']:6.1%} pruned  perplexity {row['perplexity']:7.3f} "
+        f"({ratio:.4f} of dense)  KL {row['kl']:.4f}  same {row['match']:.1%}"
+    )
+
+
+def by_dense(rows: list[Row]) -> dict[tuple[str, int], float]:
+    return {(r["text"], r["context"]): r["perplexity"] for r in rows if r["method"] == DENSE}
+
+
+def show(rows: list[Row]) -> None:
+    dense = by_dense(rows)
+    lines = []
+    for row in rows:
+        base = dense.get((row["text"], row["context"]))
+        ratio = "" if base is None else f"{row['perplexity'] / base - 1:+.1%}"
+        lines.append([row["text"], str(row["context"]), row["method"], row["strength"] or "",
+                      f"{row['sparsity']:.1%}", f"{row['perplexity']:.2f}", ratio,
+                      f"{row['kl']:.4f}", f"{row['match']:.1%}"])  # fmt: skip
+    table(["text", "context", "method", "strength", "pruned", "perplexity", "against dense", "KL",
+           "same token"], lines)  # fmt: skip
+
+
+def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
+    """A panel a text and context: perplexity / dense against the share that is pruned."""
+    dense = by_dense(rows)
+    shown = [n for n in contexts if n >= 1024] or [max(contexts)]
+    places = [key for n in shown for key in dense if key[1] == n]
+    if not places:
+        return
+    figure, axes = drawing.panels([f"{text}, context {n:,}" for text, n in places])
+    for axis, key in zip(axes, places, strict=True):
+        drawing.level(axis, 1.0)
+        for number, method in enumerate(METHODS[1:], 1):
+            own = [r for r in rows if r["method"] == method and (r["text"], r["context"]) == key]
+            pairs = sorted((100 * r["sparsity"], r["perplexity"] / dense[key]) for r in own)
+            if pairs:
+                drawing.line(axis, number, *zip(*pairs, strict=True), method)
+        axis.set(xlabel="context pruned, %", ylabel="perplexity / dense", yscale="log")
+        for part in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            part("{x:g}")
+    drawing.legend(axes[0])
+    for file in drawing.save(figure, docs / "figures" / "smollm2"):
+        print(f"wrote {file}")
+
+
+if __name__ == "__main__":
+    main()

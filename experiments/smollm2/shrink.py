@@ -1,0 +1,57 @@
+"""An adapter in half the bytes: LoRA and interaction weights in bfloat16.
+
+    python experiments/smollm2/shrink.py ADAPTER OUT
+
+They were trained in float32, and are again float32 once they are loaded. β stays as it is: it
+is one number a layer, and all of its votes hang on it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
+
+from kvprune.errors import PruneError
+from kvprune.files import write_whole
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("adapter", type=Path)
+    parser.add_argument("out", type=Path)
+    args = parser.parse_args()
+    before, after = shrink(args.adapter, args.out)
+    print(f"{args.adapter}: {before / 1e6:.2f} MB; {args.out}: {after / 1e6:.2f} MB")
+
+
+def shrink(adapter: Path, out: Path) -> tuple[int, int]:
+    """Write the smaller copy; returns the bytes of all weights before and after."""
+    files = sorted(adapter.glob("*.safetensors"))
+    if not files or (adapter / "config.json").exists():
+        raise PruneError(f"{adapter} is no adapter; pass a folder that was trained with LoRA")
+    if out.resolve() == adapter.resolve():
+        raise PruneError(f"{out} would overwrite the adapter itself; choose another folder")
+    out.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+            about = opened.metadata()
+        small = {n: t.to(torch.bfloat16) if t.dim() > 1 else t for n, t in tensors.items()}
+        write_whole(out / file.name, save(small, metadata=about))
+    for name in ("adapter_config.json", "README.md", "recipe.yaml"):
+        if (adapter / name).exists():
+            shutil.copy(adapter / name, out / name)
+    return weight_bytes(adapter), weight_bytes(out)
+
+
+def weight_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+if __name__ == "__main__":
+    main()

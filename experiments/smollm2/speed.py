@@ -1,0 +1,186 @@
+"""Throughput and memory of batched generation at a long context: transformers' caches against ours.
+
+    python experiments/smollm2/speed.py MODEL ADAPTER... --text held_out_book.txt
+    kvprune eval throughput ... --memory 4GB        is the same for one adapter and any model
+
+All sides of a batch lie in memory together and decode in turn (kvprune.evaluate.throughput);
+ours has read real text, different in each row. In bfloat16 on a CPU without instructions for it,
+the matrix products outside of attention are done in float32 on all sides (benchmarks/decode.py).
+Then, by formula (kvprune.evaluate.cost): the largest batch whose weights and cache fit into 4 GB,
+by context; the formula is held against the storages of a real cache.
+It goes on where it stopped; rows in docs/results/smollm2_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import common
+from common import Adapter, Row, numbers, table
+from kvprune.cli.quiet import quiet
+from kvprune.evaluate import sides
+from kvprune.evaluate.amounts import size
+from kvprune.evaluate.cost import cache_bytes
+from kvprune.evaluate.decoding import nbytes
+from kvprune.evaluate.shape import Shape, read_shape
+from kvprune.evaluate.sides import Loaded, load_sides
+from kvprune.evaluate.throughput import REALISTIC, Sweep, throughput
+from kvprune.evaluate.timing import machine, versions
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from decode import emulated, widen_products
+
+DTYPES = ("float32", "bfloat16")
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    parser.add_argument("--text", type=Path, required=True, help="to read: .txt or .txt.gz")
+    parser.add_argument("--context", type=int, default=2000)
+    parser.add_argument("--batches", default="1,4,16")
+    parser.add_argument("--steps", type=int, default=4, help="tokens in a timed call")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--memory", type=float, default=4.0, help="GB for weights and cache")
+    parser.add_argument("--fit-contexts", default="512,1024,2048,4096,8192")
+    args = parser.parse_args()
+    quiet()
+    rows = [*timed(args), *checked(args)]
+    common.publish("smollm2_speed", {"machine": machine(), "versions": versions()}, rows, args.docs)
+    show(rows)
+
+
+def timed(args: argparse.Namespace) -> Iterator[Row]:
+    """A row for each dtype, strength, batch and side."""
+    sweep = Sweep(
+        contexts=(args.context,), batches=tuple(numbers(args.batches, int, "--batches")),
+        sparsities=(), static=True, steps=args.steps, repeats=args.repeats,
+    )  # fmt: skip
+    for dtype in args.dtypes.split(","):
+        for adapter in adapters(args):
+            about = {"dtype": dtype, "adapter": adapter.digest, "context": args.context}
+            about |= {"steps": args.steps, "repeats": args.repeats}
+            points = common.points(args, f"speed-{adapter.name}-{dtype}", **about)
+            loaded = load(args, adapter, dtype)
+            for row in throughput(loaded, sweep, points):
+                print(line(row, dtype, adapter.name), flush=True)
+                yield {"measured": "speed", "dtype": dtype, "strength": adapter.name, **row}
+
+
+def adapters(args: argparse.Namespace) -> list[Adapter]:
+    return [Adapter(folder.name, folder, common.digest(folder)) for folder in args.adapters]
+
+
+def load(args: argparse.Namespace, adapter: Adapter, dtype: str) -> Loaded:
+    loaded = load_sides(str(args.model), str(adapter.folder), args.text, dtype)
+    if dtype == "bfloat16" and emulated():
+        assert loaded.pruned is not None
+        for model in {id(m): m for m in (loaded.plain, loaded.pruned.model)}.values():
+            widen_products(model)
+    return loaded
+
+
+def checked(args: argparse.Namespace) -> Iterator[Row]:
+    """What fits, by formula; and how far the formula is from one real cache of each strength."""
+    for adapter in adapters(args):
+        loaded = load(args, adapter, "float32")
+        assert loaded.pruned is not None
+        rank = loaded.pruned.rank
+        contexts = numbers(args.fit_contexts, int, "--fit-contexts")
+        gone = {n: sparsity(loaded, n) for n in contexts}
+        yield against_storages(args, loaded, adapter, rank)
+        for dtype in args.dtypes.split(","):
+            shape = read_shape(args.model, dtype)
+            for context in contexts:
+                yield fits(shape, context, gone[context], rank, adapter.name, args.memory)
+
+
+def sparsity(loaded: Loaded, context: int) -> float:
+    """Of one row of the text after so many tokens."""
+    cache = side(loaded).make(1, context, 0)
+    return 1 - float(cache.kept.float().mean()) / context
+
+
+def side(loaded: Loaded) -> Any:
+    return sides.realistic(loaded)[-1]
+
+
+def against_storages(args: argparse.Namespace, loaded: Loaded, adapter: Adapter, rank: int) -> Row:
+    """Bytes of a cache of two rows as they lie in memory, and by the formula."""
+    batch, context = 2, args.context
+    cache = side(loaded).make(batch, context, 0)
+    gone = 1 - float(cache.kept.float().mean()) / context
+    shape = read_shape(args.model, "float32")
+    formula = {
+        f"bytes_{slack}": cache_bytes(shape, context, gone, batch, rank, slack).total
+        for slack in ("none", "most")
+    }
+    dense = sides.realistic(loaded)[0].make(batch, context, 0)
+    own = {"measured": "storages", "dtype": "float32", "strength": adapter.name}
+    return {
+        **own, "context": context, "batch": batch, "sparsity": gone, "bytes": nbytes(cache),
+        **formula, "dense_bytes": nbytes(dense),
+        "dense_formula": cache_bytes(shape, context, batch=batch).total,
+    }  # fmt: skip
+
+
+def fits(shape: Shape, context: int, gone: float, rank: int, strength: str, memory: float) -> Row:
+    """The largest batch of each side; ours with all the slack that its storage may have."""
+    weights = shape.parameters * torch.empty(0, dtype=getattr(torch, shape.dtype)).element_size()
+    room = memory * 1e9 - weights
+    dense = cache_bytes(shape, context).total
+    ours = cache_bytes(shape, context, gone, 1, rank, "most").total
+    own = {"measured": "fits", "dtype": shape.dtype, "strength": strength, "context": context}
+    return {
+        **own, "memory": memory, "sparsity": gone, "dense_row_bytes": dense, "row_bytes": ours,
+        "dense_batch": max(0, int(room // dense)), "batch": max(0, int(room // ours)),
+    }  # fmt: skip
+
+
+def line(row: Row, dtype: str, strength: str) -> str:
+    ratio = "" if row["ratio"] is None else f"  {row['ratio']:.2f} × dense"
+    return (
+        f"{dtype:9} {strength:12} batch {row['batch']:3}  {row['side']:14} "
+        f"{row['tokens_per_second']:8.1f} tokens/s  {size(row['cache_bytes']):>10}{ratio}"
+    )
+
+
+def show(rows: list[Row]) -> None:
+    speed = [row for row in rows if row["measured"] == "speed" and row["rows"] == REALISTIC]
+    table(
+        ["dtype", "strength", "batch", "side", "pruned", "cache", "tokens/s", "× DynamicCache"],
+        [
+            [row["dtype"], row["strength"], str(row["batch"]), row["side"],
+             f"{row['sparsity']:.0%}", size(row["cache_bytes"]),
+             f"{row['tokens_per_second']:.1f}", f"{row['ratio']:.2f}"]
+            for row in speed
+        ],
+    )  # fmt: skip
+    print()
+    table(
+        ["dtype", "strength", "context", "pruned", "rows, dense", "rows, ours"],
+        [
+            [row["dtype"], row["strength"], f"{row['context']:,}", f"{row['sparsity']:.0%}",
+             str(row["dense_batch"]), str(row["batch"])]
+            for row in rows
+            if row["measured"] == "fits"
+        ],
+    )  # fmt: skip
+    for row in rows:
+        if row["measured"] == "storages":
+            print(
+                f"\n{row['strength']}: a cache of {row['batch']} × {row['context']:,} tokens takes "
+                f"{size(row['bytes'])}; by formula {size(row['bytes_none'])} to "
+                f"{size(row['bytes_most'])}; dense {size(row['dense_bytes'])}, by formula "
+                f"{size(row['dense_formula'])}"
+            )
+
+
+if __name__ == "__main__":
+    main()
