@@ -35,6 +35,11 @@ def loaded(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
+def rank(model: PreTrainedModel) -> int | None:
+    """Of the LoRA on the model; None without one."""
+    return int(model.peft_config[NAME].r) if loaded(model) else None
+
+
 def lies_in(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 

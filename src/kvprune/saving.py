@@ -83,11 +83,11 @@ def load(
             raise PruneError("load(model) lacks the folder to load from: load(model, folder)")
         path = model
         file = _file(path)
-        model = file.parent if _is_whole(file.parent) else read(file)[0]["base"]["name"]
+        model = file.parent if is_whole(file.parent) else read(file)[0]["base"]["name"]
     else:
         file = _file(path)
         elsewhere = not isinstance(model, PreTrainedModel) and Path(model).resolve()
-        if elsewhere and _is_whole(file.parent) and elsewhere != file.parent.resolve():
+        if elsewhere and is_whole(file.parent) and elsewhere != file.parent.resolve():
             raise PruneError(
                 f"{path} holds a whole fine-tuned model, so {model} is not needed; "
                 f"load it with kvprune.load({str(path)!r})"
@@ -170,7 +170,8 @@ def _file(path: str | Path) -> Path:
     return local
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
+    """Whether the folder holds all weights, and not an adapter."""
     return (folder / "config.json").is_file()
 
 

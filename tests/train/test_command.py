@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.testing import assert_close
 from typer.testing import CliRunner
 
@@ -146,6 +147,42 @@ def test_an_adapter_finds_its_base(book, tmp_path):
         app, ["generate", out, "Once", "--max-new-tokens", "3"], catch_exceptions=False
     )
     assert done.exit_code == 0
+
+
+def test_going_on_from_an_earlier_run(book, tmp_path):
+    """With other settings, from its weights: one step at a rate of 0 leaves them as they were."""
+    lora = options(book, "--tune", "lora", "--lora-rank", "2", "--rank", "8", "--distill", "1")
+    first, then = str(tmp_path / "first"), str(tmp_path / "then")
+    call(*lora, "--steps", "2", "--out", first)
+    still = ("--steps", "1", "--interaction-lr", "0", "--base-lr", "0", "--gamma", "3")
+    call(*lora, *still, "--start", first, "--out", then)
+    for name in ("kvprune.safetensors", "adapter_model.safetensors"):
+        before, after = (load_file(f"{folder}/{name}") for folder in (first, then))
+        assert before.keys() == after.keys()
+        for key, tensor in before.items():
+            assert_close(tensor, after[key], rtol=0, atol=0)
+    assert f"start: {first}" in (tmp_path / "then/recipe.yaml").read_text()
+    other = options(book, "--tune", "lora", "--lora-rank", "4", "--rank", "8")
+    with pytest.raises(PruneError, match="rank 2, but lora_rank is 4"):
+        call(*other, "--start", first, "--out", str(tmp_path / "other"))
+    with pytest.raises(PruneError, match="holds an adapter, which tune='all' cannot go on from"):
+        call(*options(book), "--start", first, "--out", str(tmp_path / "all"))
+    with pytest.raises(PruneError, match="nowhere is no folder to go on from"):
+        call(*options(book), "--start", "nowhere", "--out", str(tmp_path / "none"))
+
+
+def test_a_whole_model_goes_on_beside_its_old_self(whole, book, tmp_path):
+    """The teacher is the model that was fine-tuned first, not what became of it."""
+    _, folder = whole
+    then = tmp_path / "then"
+    still = ("--steps", "1", "--interaction-lr", "0", "--base-lr", "0", "--distill", "1")
+    call(*options(book, *still), "--start", str(folder), "--out", str(then))
+    before, after = (load_file(place / "model.safetensors") for place in (folder, then))
+    for key, tensor in before.items():
+        assert_close(tensor, after[key], rtol=0, atol=0)
+    (state,) = then.glob("checkpoint-*/trainer_state.json")
+    (entry,) = [e for e in json.loads(state.read_text())["log_history"] if "loss_kl" in e]
+    assert entry["loss_kl"] > 1e-3
 
 
 def test_a_baseline(book, tmp_path):

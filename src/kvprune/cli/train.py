@@ -35,6 +35,9 @@ def train(
     method: Annotated[
         str | None, typer.Option(help="pruning, dense, local or strided.", show_default="pruning")
     ] = None,
+    start: Annotated[
+        str | None, typer.Option(help="Go on from what an earlier run saved, with other settings.")
+    ] = None,
     resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
     push: Annotated[
         str | None, typer.Option(help="Publish the result on the hub as OWNER/NAME.")
@@ -53,6 +56,8 @@ def train(
         over["data"]["seed"] = given["seed"]
     if model is not None:
         over["model"] = model
+    if start is not None:
+        over["start"] = start
     if data:
         over["data"]["sources"] = tuple(data)
     if method is not None:

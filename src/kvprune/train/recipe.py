@@ -13,7 +13,7 @@ from kvprune.config import METHODS, from_dict
 from kvprune.errors import PruneError
 from kvprune.train.config import DataConfig, TrainConfig
 
-PARTS = ("model", "data", "method", "train")
+PARTS = ("model", "start", "data", "method", "train")
 
 
 class _Loader(yaml.SafeLoader):
@@ -32,6 +32,7 @@ class Recipe:
     model: str
     data: DataConfig
     train: TrainConfig
+    start: str | None = None  # what an earlier run saved, to go on from with other settings
 
     def to_dict(self) -> dict[str, Any]:
         train = self.train.to_dict()
@@ -39,6 +40,7 @@ class Recipe:
         method = train.pop("method")
         return {
             "model": self.model,
+            **({} if self.start is None else {"start": self.start}),
             "data": {**data, "sources": list(data["sources"])},
             "method": method,
             "train": train,
@@ -67,7 +69,8 @@ def make(given: dict[str, Any]) -> Recipe:
             if name in needed and name not in method:
                 raise PruneError(f"method {method['method']} needs --{name}")
     train = TrainConfig.from_dict({**(given.get("train") or {}), "method": from_dict(method)})
-    return Recipe(str(given["model"]), DataConfig(**data), train)
+    start = given.get("start")
+    return Recipe(str(given["model"]), DataConfig(**data), train, start and str(start))
 
 
 def to_yaml(recipe: Recipe) -> str:

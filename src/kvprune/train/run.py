@@ -6,9 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import PreTrainedModel
+
+from kvprune import lora
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
 from kvprune.pretrained import load_base, load_tokenizer
+from kvprune.pruned import Pruned
+from kvprune.saving import is_whole, load
 from kvprune.train.checkpoints import last_whole_checkpoint
 from kvprune.train.data import load as load_data
 from kvprune.train.recipe import Recipe, to_yaml
@@ -60,12 +65,14 @@ def run(
     if data.held_out is None:
         arguments = {"eval_strategy": "no", **arguments}
     trainer = PruningTrainer(
-        model,
+        model if recipe.start is None else _go_on(recipe, model),
         recipe.train,
         recipe.train.arguments(folder, hub_model_id=push, **arguments),
         train_dataset=data.train,
         eval_dataset=data.held_out,
         processing_class=tokenizer,
+        # weights that an earlier run changed are no teacher any more
+        teacher=model if recipe.start and recipe.train.tune == "all" else None,
     )
     trainer.train(resume_from_checkpoint=True if found is not None else None)
     metrics: dict[str, float] = {}
@@ -87,3 +94,24 @@ def run(
     else:
         trainer.create_model_card(**card)
     return Trained(str(folder), trainer.state.global_step, metrics)
+
+
+def _go_on(recipe: Recipe, model: PreTrainedModel) -> Pruned:
+    """What an earlier run saved: its adapter on the base, or its whole model."""
+    assert recipe.start is not None
+    if not Path(recipe.start).is_dir():
+        raise PruneError(f"{recipe.start} is no folder to go on from; name one of an earlier run")
+    whole = is_whole(Path(recipe.start))
+    if whole != (recipe.train.tune == "all"):
+        holds = "a whole model" if whole else "an adapter"
+        raise PruneError(
+            f"{recipe.start} holds {holds}, which tune={recipe.train.tune!r} cannot go on from; "
+            f"train it as it was trained before"
+        )
+    pruned = load(recipe.start, dtype="float32") if whole else load(model, recipe.start)
+    if (rank := lora.rank(pruned.model)) not in (None, recipe.train.lora_rank):
+        raise PruneError(
+            f"the LoRA in {recipe.start} has rank {rank}, but lora_rank is "
+            f"{recipe.train.lora_rank}; they must be the same to go on"
+        )
+    return pruned
