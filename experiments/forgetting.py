@@ -24,7 +24,7 @@ from kvprune.explain import figures
 from kvprune.explain.animation import animate
 from kvprune.explain.read import trace
 from kvprune.explain.study import Study, study
-from kvprune.generate import load_pruned
+from kvprune.loading import load
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -43,7 +43,8 @@ def main() -> None:
     args = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    pruned, tokenizer = load_pruned(args.model, args.adapter)
+    loaded = load(args.model, args.adapter)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     found = study(pruned, tokenizer, args.corpus, args.length, args.rows)
     print(found.save(args.docs / "results" / "forgetting.json"))
     for file in figures.save(found, args.docs / "figures"):

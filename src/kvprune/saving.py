@@ -25,6 +25,7 @@ from kvprune import lora
 from kvprune.config import from_dict, to_dict
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
+from kvprune.models import registry, source
 from kvprune.pretrained import load_base
 from kvprune.pruned import Pruned, attach
 from kvprune.version import __version__
@@ -74,6 +75,7 @@ def load(
     load(model, folder)   onto a model of the same shape
     load(name, folder)    onto a model from a folder or the hub
     load(folder)          a whole model from its folder; for an adapter, the model it was trained on
+    load("smollm2-135m")  an adapter of the package on its base: `kvprune models` lists them
     `folder` may be a name on the hub, too. LoRA stays apart from the weights, and detach takes it
     off again; merge=True folds it in, which is faster and cannot be undone. `dtype`: of a model
     that is given by name; auto keeps what its file has.
@@ -83,11 +85,11 @@ def load(
             raise PruneError("load(model) lacks the folder to load from: load(model, folder)")
         path = model
         file = _file(path)
-        model = file.parent if _is_whole(file.parent) else read(file)[0]["base"]["name"]
+        model = file.parent if is_whole(file.parent) else read(file)[0]["base"]["name"]
     else:
         file = _file(path)
         elsewhere = not isinstance(model, PreTrainedModel) and Path(model).resolve()
-        if elsewhere and _is_whole(file.parent) and elsewhere != file.parent.resolve():
+        if elsewhere and is_whole(file.parent) and elsewhere != file.parent.resolve():
             raise PruneError(
                 f"{path} holds a whole fine-tuned model, so {model} is not needed; "
                 f"load it with kvprune.load({str(path)!r})"
@@ -152,7 +154,10 @@ def read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _file(path: str | Path) -> Path:
-    """The saved file: in a folder, itself, or in a repository on the hub."""
+    """The saved file: of the package, in a folder, itself, or in a repository on the hub."""
+    if entry := registry.find_adapter(str(path)):
+        source.compare(entry)
+        return entry.folder / FILE
     local = Path(path)
     if local.is_dir():
         return local / FILE
@@ -170,7 +175,7 @@ def _file(path: str | Path) -> Path:
     return local
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
     return (folder / "config.json").is_file()
 
 

@@ -17,8 +17,8 @@ from lm_eval.tasks import TaskManager
 from test_cli_eval import ran
 
 import kvprune
-from kvprune import PruneError
-from kvprune.evaluate import loading, tasks
+from kvprune import PruneError, loading
+from kvprune.evaluate import tasks
 from kvprune.evaluate.lm import PrunedLM
 from kvprune.evaluate.zeroshot import HUB, load_task, run, zeroshot
 

@@ -56,10 +56,11 @@ def explain(
     import torch
 
     from kvprune.explain.read import trace
-    from kvprune.generate import load_pruned
+    from kvprune.loading import load
 
     quiet()
-    pruned, tokenizer = load_pruned(model, adapter)
+    loaded = load(model, adapter, merge=True)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     torch.manual_seed(seed)
     made = trace(pruned, tokenizer, given, write, do_sample=sample)
     files = {"page": made.to_html(out, title)}
@@ -85,10 +86,11 @@ def _study(
     from kvprune.explain import figures
     from kvprune.explain.study import study
     from kvprune.explain.switch import TEXTS
-    from kvprune.generate import load_pruned
+    from kvprune.loading import load
 
     quiet()
-    pruned, tokenizer = load_pruned(model, adapter)
+    loaded = load(model, adapter, merge=True)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     texts = tuple(_read(file) for file in switch) if switch else TEXTS
     made = study(pruned, tokenizer, corpus, length, rows, texts)
     files = [made.save(folder / "forgetting.json"), *figures.save(made, folder)]
