@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 import saved
 from kvprune import PruneError
 from kvprune.cli import app
-from kvprune.cli import chat as command
+from kvprune.cli.chat import _stopping
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
@@ -62,21 +62,12 @@ def test_json_and_dense(place):
 
 def test_commands(place, tmp_path):
     page = tmp_path / "page.html"
-    lines = [
-        "/help",
-        "Hello",
-        f"/explain {page}",
-        "/system Be kind",
-        "/reset",
-        "Hello",
-        "/quit",
-        "x",
-    ]
-    done = ran(place, "\n".join(lines), "--adapter", place / "adapter")
+    said = f"/help|Hello|/explain {page}|/system Be kind|/reset|Hello|/quit|Hello"
+    done = ran(place, said.replace("|", "\n"), "--adapter", place / "adapter")
     for part in ("Ctrl-C stops", f"wrote {page}", "system: Be kind", "a new conversation"):
         assert part in done.stderr, part
     assert done.stderr.count("tokens seen") == 2
-    assert "assistant" in page.read_text()
+    assert '"u","s","e","r"' in page.read_text()
 
 
 @pytest.mark.parametrize(
@@ -122,7 +113,7 @@ class Talk:
 def test_ctrl_c_stops_the_answer_and_not_the_program():
     talk = Talk()
     before = signal.getsignal(signal.SIGINT)
-    with command._stopping(talk):
+    with _stopping(talk):
         os.kill(os.getpid(), signal.SIGINT)
     assert talk.stopped
     assert signal.getsignal(signal.SIGINT) is before

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.testing import assert_close
 from typer.testing import CliRunner
 
 import kvprune
@@ -95,10 +96,13 @@ def test_lora_is_packed_too(adapters, tmp_path):
     ids = torch.arange(3, 60)[None]
     with torch.no_grad():
         got, plain = pruned.model(ids).logits, load_base("little")(ids).logits
-        model.eval()
-        want = model(ids).logits
+        for name, weight in model.named_parameters():
+            if ("lora_" in name or "interaction" in name) and weight.dim() == 2:
+                weight.copy_(weight.bfloat16())
+        want = model.eval()(ids).logits
     assert got.dtype == torch.float32
-    assert (got - plain).abs().max() > 20 * (got - want).abs().max()
+    assert (got - plain).abs().max() > 1
+    assert_close(got, want)
 
 
 def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
@@ -119,7 +123,7 @@ def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
         (
             {"little-50": {}},
             "little",
-            "no adapter is the default of little; choose one of little-50",
+            "no adapter is the default of little; choose one",
         ),
         ({"little-50": {}}, "little-70", "there is no adapter little-70; choose one of little-50"),
         ({"little-50": {"default": True}, "little-80": {"default": True}}, "little", "both say"),

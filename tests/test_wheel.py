@@ -68,9 +68,8 @@ def package(tmp_path_factory):
     file, info = folder / "little_gguf-1.0-py3-none-any.whl", "little_gguf-1.0.dist-info"
     with zipfile.ZipFile(file, "w") as made:
         made.write(folder / "little.gguf", "little_gguf/little.gguf")
-        made.writestr(
-            f"{info}/METADATA", "Metadata-Version: 2.1\nName: little-gguf\nVersion: 1.0\n"
-        )
+        known = "Metadata-Version: 2.1\nName: little-gguf\nVersion: 1.0\n"
+        made.writestr(f"{info}/METADATA", known)
         tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         made.writestr(f"{info}/WHEEL", tag)
         made.writestr(f"{info}/RECORD", "")

@@ -16,7 +16,8 @@ from torch import Tensor
 from kvprune import lora, saving
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
-from kvprune.models.registry import ABOUT, FOLDER, About, Entry, entries
+from kvprune.models import registry
+from kvprune.models.registry import ABOUT, About, Entry, entries
 
 LARGEST = 12 * 10**6  # bytes of weights
 CARD = "README.md"
@@ -27,7 +28,7 @@ def pack(run: str | Path, name: str, about: About, folder: Path | None = None) -
 
     The names of its base become public ones: a path on the machine of training is nobody's.
     """
-    run, folder = Path(run), FOLDER if folder is None else folder
+    run, folder = Path(run), registry.FOLDER if folder is None else folder
     target = folder / name
     files = [file for file in (saving.FILE, lora.WEIGHTS) if (run / file).is_file()]
     if saving.FILE not in files or (run / "config.json").is_file():
