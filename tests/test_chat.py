@@ -1,5 +1,8 @@
 """A conversation on one cache equals, turn by turn, generate on the whole of it afresh."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -268,3 +271,13 @@ def test_half_a_character_is_held_back(tokenizer):
     assert "".join(pieces) == "süß 🙂!"
     assert "" in pieces
     assert template.piece(ids[:1], 0, last=True) == template.text(ids[:1])
+
+
+def test_the_example_runs(monkeypatch, pruned, tokenizer, capsys):
+    """examples/chat.py, with the small model in place of the one that it names."""
+    asked = []
+    monkeypatch.setattr("kvprune.load", lambda name: asked.append(name) or pruned)
+    monkeypatch.setattr("kvprune.pretrained.load_tokenizer", lambda name: tokenizer)
+    runpy.run_path(str(Path(__file__).parent.parent / "examples" / "chat.py"))
+    assert asked == ["smollm2-135m"]
+    assert capsys.readouterr().out.count("of bytes") == 2

@@ -121,8 +121,8 @@ class Chat:
         room = self._room(len(tokens))
         if not extends:
             self.tell(
-                "the chat template writes the earlier turns differently than they were read: "
-                "the cache starts anew"
+                "the conversation is written differently now than it was read (by the chat "
+                "template, or another system message): the cache starts anew"
             )
             self._cache = None
         self.messages, self.tokens, self._text = messages, tokens, prompt

@@ -33,7 +33,7 @@ def chat(
     adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
     system: Annotated[str, typer.Option(help="What the model is told about its part.")] = "",
     max_new_tokens: Annotated[int, typer.Option(help="Of one answer.", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token.", min=0)] = 0.2,
+    temperature: Annotated[float, typer.Option(help="0: the likeliest token.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw among the likeliest.", min=0, max=1)] = 0.9,
     seed: Annotated[int, typer.Option(help="Of drawing.")] = 0,
     threshold: Annotated[
@@ -80,7 +80,8 @@ def chat(
     )  # fmt: skip
     people = sys.stdin.isatty()
     if people:
-        _tell(f"{loaded.model if isinstance(loaded.model, Pruned) else model + ', dense'}; /help")
+        method = loaded.model.config.method if isinstance(loaded.model, Pruned) else "dense"
+        _tell(f"{model}, {method}; /help lists the commands, Ctrl-D leaves")
     for line in _lines(people):
         try:
             if line.startswith("/"):

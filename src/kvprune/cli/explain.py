@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     text: Annotated[str | None, typer.Argument(help="To read; - or none: stdin.")] = None,
     adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
     write: Annotated[int, typer.Option(help="So many tokens the model goes on with.", min=0)] = 0,
