@@ -8,6 +8,5 @@ pruned = kvprune.load("smollm2-135m")
 chat = Chat(pruned, load_tokenizer("smollm2-135m"), max_new_tokens=100)
 for question in ("Why is the sky blue?", "And why is it red in the evening?"):
     print("".join(chat.say(question)))
-    print(
-        f"kept {chat.kept:.0f} of {chat.seen} tokens, {chat.bytes / chat.dense_bytes:.0%} of bytes"
-    )
+    share = chat.bytes / chat.dense_bytes
+    print(f"[kept {chat.kept:.0f} of {chat.seen} tokens, {share:.0%} of the bytes]")

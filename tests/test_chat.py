@@ -280,4 +280,4 @@ def test_the_example_runs(monkeypatch, pruned, tokenizer, capsys):
     monkeypatch.setattr("kvprune.pretrained.load_tokenizer", lambda name: tokenizer)
     runpy.run_path(str(Path(__file__).parent.parent / "examples" / "chat.py"))
     assert asked == ["smollm2-135m"]
-    assert capsys.readouterr().out.count("of bytes") == 2
+    assert capsys.readouterr().out.count("of the bytes]") == 2

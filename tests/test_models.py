@@ -38,11 +38,11 @@ def same(one, other) -> bool:
 
 
 def test_names(adapters, tmp_path):
-    registered.packed(tmp_path, "little-50", default=True)
-    registered.packed(tmp_path, "little-80", seed=1)
+    registered.packed(tmp_path, "little-50")
+    registered.packed(tmp_path, "little-80", seed=1, default=True)
     assert [entry.name for entry in registry.entries()] == ["little-50", "little-80"]
-    assert registry.find_adapter("little").name == "little-50"
-    assert registry.find_adapter("little-80").name == "little-80"
+    assert registry.find_adapter("little").name == "little-80"
+    assert registry.find_adapter("little-50").name == "little-50"
     assert registry.find_adapter("little-dense") is None
     assert registry.find_adapter("gpt2") is None
     assert resolve("little-80") == ("little", "little-80", None)
