@@ -119,13 +119,13 @@ def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("files", "name", "says"),
     [
-        ({}, "little", "no adapter of little is installed, or little-dense"),
+        ({}, "little", "no adapter is installed for little; .* or little-dense"),
         (
             {"little-50": {}},
             "little",
-            "no adapter is the default of little; choose one",
+            "no adapter is the default of little; use little-50",
         ),
-        ({"little-50": {}}, "little-70", "there is no adapter little-70; choose one of little-50"),
+        ({"little-50": {}}, "little-70", "there is no adapter little-70; use little-50"),
         ({"little-50": {"default": True}, "little-80": {"default": True}}, "little", "both say"),
         ({"little-50": {"base": "large"}}, "little", "names the base 'large'"),
         ({"other-50": {}}, "little", "begin with it"),

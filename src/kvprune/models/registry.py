@@ -70,11 +70,10 @@ def find_adapter(name: str, folder: Path | None = None) -> Entry | None:
     if name != base and Path(name).exists():
         return None  # a folder of the user's own
     there = ", ".join(entry.name for entry in own)
-    raise PruneError(
-        f"{'no adapter is the default of ' if name == base else 'there is no adapter '}{name}; "
-        + (f"choose one of {there}" if there else f"no adapter of {base} is installed")
-        + f", or {base}{DENSE} for the model without pruning"
-    )
+    what = "no adapter is the default of" if name == base else "there is no adapter"
+    if not there:
+        what, there = "no adapter is installed for", "your own with --adapter"
+    raise PruneError(f"{what} {name}; use {there}, or {base}{DENSE}, the model without pruning")
 
 
 def _entry(folder: Path) -> Entry:
