@@ -28,7 +28,7 @@ from kvprune.explain import figures
 from kvprune.explain.animation import animate
 from kvprune.explain.read import trace
 from kvprune.explain.study import Study, study
-from kvprune.generate import load_pruned
+from kvprune.loading import load
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -50,8 +50,8 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     own = PruningConfig(rank=small.RANK)
-    model = args.model or str(small.Runs(args.runs).place(own, gamma=0.3))
-    pruned, tokenizer = load_pruned(model, args.adapter)
+    loaded = load(args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     found = study(pruned, tokenizer, args.corpus, args.length, args.rows)
     print(found.save(args.docs / "results" / "forgetting.json"))
     for file in figures.save(found, args.docs / "figures"):

@@ -23,7 +23,7 @@ from kvprune.errors import PruneError
 from kvprune.explain import Trace, figures
 from kvprune.explain.read import trace
 from kvprune.explain.study import study
-from kvprune.generate import load_pruned
+from kvprune.loading import load
 
 QUESTIONS = (
     "Hello! Can you explain in a few sentences why the sky is blue?",
@@ -45,7 +45,8 @@ def main() -> None:
     if len(args.adapters) != 1:
         raise PruneError(f"{len(args.adapters)} adapters were given; pages are of one")
     quiet()
-    pruned, tokenizer = load_pruned(str(args.model), args.adapters[0])
+    loaded = load(str(args.model), str(args.adapters[0]))
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     for name, made in pages(args, pruned, tokenizer).items():
         file = made.to_html(args.runs / "pages" / f"{name}.html", f"SmolLM2: {name}")
         made.save(args.runs / "pages" / f"{name}.npz")

@@ -1,9 +1,11 @@
-"""Files that are written whole or not at all."""
+"""Files and folders that are written whole or not at all, and where the user's cache lies."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -23,3 +25,34 @@ def write_whole(file: Path, data: bytes) -> None:
     except BaseException:
         os.unlink(name)
         raise
+
+
+def made_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
+    """The folder; if it is not there whole, `make` fills another, which then gets its name.
+
+    One process works, others that want the same wait for it. What a killed one leaves is never
+    read, and the next one clears it away.
+    """
+    from filelock import FileLock
+
+    if is_whole(folder):
+        return folder
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f"{folder.name}.partial")
+    with FileLock(folder.with_name(f"{folder.name}.lock")):
+        if is_whole(folder):
+            return folder
+        for leftover in (partial, folder):
+            shutil.rmtree(leftover, ignore_errors=True)
+        partial.mkdir()
+        try:
+            make(partial)
+            os.replace(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def cache_folder(given: str | Path | None = None) -> Path:
+    """The given folder, or KVPRUNE_CACHE, or ~/.cache/kvprune."""
+    return Path(given or os.environ.get("KVPRUNE_CACHE") or "~/.cache/kvprune").expanduser()

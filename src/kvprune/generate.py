@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvprune.cache import PrunedCache
@@ -13,8 +12,6 @@ from kvprune.errors import PruneError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from kvprune.pruned import Pruned
 
 
 @dataclass(frozen=True)
@@ -28,35 +25,6 @@ class Generated:
     kept_share: float  # tokens held / tokens seen, mean over layers and rows
     cache_bytes: int
     dense_bytes: int
-
-
-def load_model(
-    name: str, adapter: str | Path | None, dtype: str = "auto"
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A model that generates with our cache, and its tokenizer."""
-    pruned, tokenizer = load_pruned(name, adapter, dtype)
-    return pruned.model, tokenizer
-
-
-def load_pruned(
-    name: str, adapter: str | Path | None, dtype: str = "auto"
-) -> tuple[Pruned, PreTrainedTokenizerBase]:
-    """A model by name with its adapter attached, dense if there is none, and its tokenizer.
-
-    The folder of a whole fine-tuned model needs no adapter: it prunes as it was trained to.
-    """
-    from kvprune import saving
-    from kvprune.config import DenseConfig
-    from kvprune.pretrained import load_base, load_tokenizer
-    from kvprune.pruned import attach
-
-    tokenizer = load_tokenizer(name)
-    if adapter is None and (Path(name) / saving.FILE).is_file():
-        return saving.load(name, dtype=dtype), tokenizer
-    model = load_base(name, dtype)
-    if adapter is None:
-        return attach(model, DenseConfig()), tokenizer
-    return saving.load(model, adapter), tokenizer
 
 
 def generate(

@@ -37,7 +37,10 @@ def loaded(model: PreTrainedModel) -> bool:
 
 def rank(model: PreTrainedModel) -> int | None:
     """Of the LoRA on the model; None without one."""
-    return int(model.peft_config[NAME].r) if loaded(model) else None
+    if not loaded(model):
+        return None
+    config: Any = model.peft_config[NAME]
+    return int(config.r)
 
 
 def lies_in(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from kvprune import lora
 from kvprune.config import from_dict, to_dict
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
+from kvprune.models import registry, source
 from kvprune.pretrained import load_base
 from kvprune.pruned import Pruned, attach
 from kvprune.version import __version__
@@ -74,6 +75,7 @@ def load(
     load(model, folder)   onto a model of the same shape
     load(name, folder)    onto a model from a folder or the hub
     load(folder)          a whole model from its folder; for an adapter, the model it was trained on
+    load("smollm2-135m")  an adapter of the package on its base: `kvprune models` lists them
     `folder` may be a name on the hub, too. LoRA stays apart from the weights, and detach takes it
     off again; merge=True folds it in, which is faster and cannot be undone. `dtype`: of a model
     that is given by name; auto keeps what its file has.
@@ -152,7 +154,10 @@ def read(file: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def _file(path: str | Path) -> Path:
-    """The saved file: in a folder, itself, or in a repository on the hub."""
+    """The saved file: of the package, in a folder, itself, or in a repository on the hub."""
+    if entry := registry.find_adapter(str(path)):
+        source.compare(entry)
+        return entry.folder / FILE
     local = Path(path)
     if local.is_dir():
         return local / FILE

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import datasets
 import pytest
-import saved
 import torch
 from lm_eval import evaluate
 from lm_eval.models.huggingface import HFLM
@@ -17,8 +16,9 @@ from lm_eval.tasks import TaskManager
 from test_cli_eval import ran
 
 import kvprune
-from kvprune import PruneError
-from kvprune.evaluate import loading, tasks
+import saved
+from kvprune import PruneError, loading
+from kvprune.evaluate import tasks
 from kvprune.evaluate.lm import PrunedLM
 from kvprune.evaluate.zeroshot import HUB, load_task, run, zeroshot
 

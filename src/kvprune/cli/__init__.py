@@ -6,10 +6,12 @@ import sys
 
 import typer
 
+from kvprune.cli.chat import chat
 from kvprune.cli.demo import demo
 from kvprune.cli.evaluate import eval_app
 from kvprune.cli.explain import explain
 from kvprune.cli.generate import generate
+from kvprune.cli.models import models
 from kvprune.cli.train import train
 from kvprune.errors import PruneError
 from kvprune.version import __version__
@@ -21,6 +23,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(demo)
+app.command()(chat)
+app.command()(models)
 app.command()(generate)
 app.command()(explain)
 app.command()(train)

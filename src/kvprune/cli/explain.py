@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     text: Annotated[str | None, typer.Argument(help="To read; - or none: stdin.")] = None,
     adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
     write: Annotated[int, typer.Option(help="So many tokens the model goes on with.", min=0)] = 0,
@@ -56,10 +56,11 @@ def explain(
     import torch
 
     from kvprune.explain.read import trace
-    from kvprune.generate import load_pruned
+    from kvprune.loading import load
 
     quiet()
-    pruned, tokenizer = load_pruned(model, adapter)
+    loaded = load(model, adapter, merge=True)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     torch.manual_seed(seed)
     made = trace(pruned, tokenizer, given, write, do_sample=sample)
     files = {"page": made.to_html(out, title)}
@@ -85,10 +86,11 @@ def _study(
     from kvprune.explain import figures
     from kvprune.explain.study import study
     from kvprune.explain.switch import TEXTS
-    from kvprune.generate import load_pruned
+    from kvprune.loading import load
 
     quiet()
-    pruned, tokenizer = load_pruned(model, adapter)
+    loaded = load(model, adapter, merge=True)
+    pruned, tokenizer = loaded.attached(), loaded.tokenizer
     texts = tuple(_read(file) for file in switch) if switch else TEXTS
     made = study(pruned, tokenizer, corpus, length, rows, texts)
     files = [made.save(folder / "forgetting.json"), *figures.save(made, folder)]

@@ -14,7 +14,7 @@ from kvprune.cli.quiet import quiet
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder, or a name on the hub.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     prompt: Annotated[str | None, typer.Argument(help="To continue; - or none: stdin.")] = None,
     adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
     prompts: Annotated[
@@ -32,14 +32,16 @@ def generate(
     import torch
 
     from kvprune.generate import generate as run
-    from kvprune.generate import load_model
+    from kvprune.loading import load
 
     quiet()
-    loaded, tokenizer = load_model(model, adapter)
+    loaded = load(model, adapter, merge=True)
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
     options = {"do_sample": sample, **({"temperature": temperature} if sample else {})}
-    result = run(loaded, tokenizer, texts, max_new_tokens, stream, **options)
+    result = run(
+        loaded.attached().model, loaded.tokenizer, texts, max_new_tokens, stream, **options
+    )
     if as_json:
         print(json.dumps(asdict(result)))
         return

@@ -23,7 +23,7 @@ METHOD = (PruningConfig, LocalConfig, StridedConfig)
 )
 def train(
     model: Annotated[
-        str | None, typer.Argument(help="A folder, a name on the hub, or tiny.")
+        str | None, typer.Argument(help="A folder, or a name: hub or kvprune models.")
     ] = None,
     data: Annotated[
         list[str] | None, typer.Option(help="Text: files, folders, hub datasets; repeatable.")

@@ -8,7 +8,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from kvprune.evaluate import loading
+from kvprune import loading
 from kvprune.evaluate.reading import dropped_by
 from kvprune.pruned import Pruned
 

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvprune import loading
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
-from kvprune.evaluate import drawing, loading, perplexity_figure
+from kvprune.evaluate import beside, drawing, perplexity_figure
 from kvprune.evaluate.perplexity import AtContext, perplexity, positions
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.windows import cut
@@ -74,13 +75,13 @@ def run(
         )
     ids = _text(loaded, data, text_field, length, stride, max_windows)
     windows = cut(ids, length, stride, max_windows)
-    beside = loading.dense_beside(loaded, dense_model, dtype, device) if dense else None
+    other = beside.dense_beside(loaded, dense_model, dtype, device) if dense else None
     about = {
         "model": model,
         "adapter": adapter,
         "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
-        "weights": loading.identity(loaded.host),
-        "dense": beside if not isinstance(beside, torch.nn.Module) else loading.identity(beside),
+        "weights": beside.identity(loaded.host),
+        "dense": other if not isinstance(other, torch.nn.Module) else beside.identity(other),
         "data": data,
         "length": length,
         "stride": stride,
@@ -91,7 +92,7 @@ def run(
     folder = None if out is None else Path(out)
     points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
     rows = perplexity(
-        loaded.model, windows, contexts, dense=beside, path=path, chunk=chunk, batch=batch,
+        loaded.model, windows, contexts, dense=other, path=path, chunk=chunk, batch=batch,
         points=points,
     )  # fmt: skip
     measured = Measured({**about, "windows": len(windows)}, rows)

@@ -106,10 +106,10 @@ def load_config(name: str | Path) -> PreTrainedConfig:
     """A model's configuration by name; the four sizes of GPT-2 need no network."""
     from transformers import AutoConfig, GPT2Config
 
-    from kvprune import tiny
+    from kvprune.pretrained import OWN, own_name, readable
 
-    if str(name) == tiny.NAME:
-        config: PreTrainedConfig = AutoConfig.from_pretrained(tiny.FOLDER)
+    if own_name(name):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(readable(name))
         # stored in half precision to be small, run in float32
         config.dtype = "float32"
         return config
@@ -122,7 +122,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         reason = str(error).strip().splitlines()[0]
         raise PruneError(
             f"cannot read the configuration of {str(name)!r}: {reason} (a folder with config.json, "
-            f"a name on the hub, {tiny.NAME}, or {', '.join(GPT2_SIZES)})"
+            f"a name on the hub, {', '.join(OWN)}, or {', '.join(GPT2_SIZES)})"
         ) from error
 
 

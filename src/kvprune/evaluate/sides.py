@@ -26,6 +26,7 @@ from kvprune.config import (
 )
 from kvprune.errors import PruneError
 from kvprune.evaluate.decoding import dense_cache, filled_cache, steady_votes, twin
+from kvprune.loading import resolve
 from kvprune.pretrained import load_base, load_tokenizer
 from kvprune.pruned import Pruned, attach
 
@@ -70,16 +71,17 @@ def load_sides(
         if adapter is not None:
             raise PruneError("random weights have no adapter; leave out --adapter or --random")
         return Loaded(_random_model(name, dtype), None, None)
-    plain = load_base(name, dtype)
-    folder = name if adapter is None and (Path(name) / saving.FILE).is_file() else adapter
-    if folder is None:
+    place = resolve(name, adapter)
+    plain = load_base(place.base, dtype)
+    if place.adapter is None:
         return Loaded(plain, None, None)
     # LoRA is merged into the weights, which must then not be the plain model's
-    shares = Path(folder).is_dir() and not lora.lies_in(Path(folder))
-    model = twin(plain) if shares else load_base(name, dtype)
-    pruned = saving.load(model, folder, merge=True)
+    folder = Path(place.adapter)
+    shares = folder.is_dir() and not lora.lies_in(folder)
+    model = twin(plain) if shares else load_base(place.base, dtype)
+    pruned = saving.load(model, place.adapter, merge=True)
     pruned.model.eval()
-    return Loaded(plain, pruned, _tokens(name, text or tiny.text_file("held_out")))
+    return Loaded(plain, pruned, _tokens(place.base, text or tiny.text_file("held_out")))
 
 
 def realistic(loaded: Loaded, static: bool = False) -> list[Side]:

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvprune import loading
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
-from kvprune.evaluate import loading
+from kvprune.evaluate import beside
 from kvprune.evaluate.points import Points
 from kvprune.files import write_whole
 from kvprune.pruned import Pruned
@@ -198,7 +199,7 @@ def run(
         "model": model,
         "adapter": adapter,
         "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
-        "weights": loading.identity(loaded.host),
+        "weights": beside.identity(loaded.host),
         "files": None if files is None else str(files),
         "version": __version__,
         "lm_eval": lm_eval.__version__,

@@ -94,7 +94,18 @@ class Trace:
         with torch.no_grad(), pruned.evaluating():
             pruned.model.base_model(input_ids=row, past_key_values=cache, use_cache=True)
         name = Path(pruned.model.config.name_or_path or "").name
-        return cls(prompt=len(ids), model=name, **_row(cache, 0, list(ids), tokenizer))
+        return cls.from_cache(cache, tokenizer, ids, model=name)
+
+    @classmethod
+    def from_cache(
+        cls,
+        cache: PrunedCache,
+        tokenizer: PreTrainedTokenizerBase,
+        ids: Sequence[int],
+        model: str = "",
+    ) -> Trace:
+        """What a cache that records has noted of its one row; `ids`: what it has read."""
+        return cls(prompt=len(ids), model=model, **_row(cache, 0, list(ids), tokenizer))
 
     @classmethod
     def from_generate(

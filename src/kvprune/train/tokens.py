@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from kvprune.errors import PruneError
+from kvprune.files import cache_folder, made_once
 from kvprune.train.sources import find
 from kvprune.version import __version__
 
@@ -68,38 +67,21 @@ def tokenise(
     }
     key = _sha256(about)[:32]
     root = cache_folder(cache_dir) / "tokens"
-    folder = root / key
-    if tokens := _complete(folder):
-        return tokens
+
+    def make(partial: Path) -> None:
+        texts = (s.documents(text_field, rows_per_document, streaming) for s in found)
+        counts = _write(partial, zip(sources, texts, strict=True), tokenizer, max_tokens)
+        whole = {**about, "kvprune": __version__, **counts}
+        (partial / "about.json").write_text(json.dumps(whole, indent=1))
+
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{key}.lock"):
-            if tokens := _complete(folder):
-                return tokens
-            partial = root / f"{key}.partial"
-            for leftover in (partial, folder):
-                shutil.rmtree(leftover, ignore_errors=True)
-            partial.mkdir()
-            texts = (s.documents(text_field, rows_per_document, streaming) for s in found)
-            try:
-                counts = _write(partial, zip(sources, texts, strict=True), tokenizer, max_tokens)
-                about.update(kvprune=__version__, **counts)
-                (partial / "about.json").write_text(json.dumps(about, indent=1))
-                os.replace(partial, folder)
-            finally:
-                shutil.rmtree(partial, ignore_errors=True)
+        return read(made_once(root / key, make, _is_whole))
     # reading turns its own OSErrors into PruneErrors: what arrives here is about the cache
     except OSError as error:
         raise PruneError(
             f"the token cache in {root} cannot be written: {error}; set cache_dir or "
             f"KVPRUNE_CACHE to a folder with room"
         ) from error
-    return read(folder)
-
-
-def cache_folder(cache_dir: str | Path | None = None) -> Path:
-    """The given folder, or KVPRUNE_CACHE, or ~/.cache/kvprune."""
-    return Path(cache_dir or os.environ.get("KVPRUNE_CACHE") or "~/.cache/kvprune").expanduser()
 
 
 def read(folder: Path) -> Tokens:
@@ -110,12 +92,13 @@ def read(folder: Path) -> Tokens:
     return Tokens(folder, np.asarray(ids), np.asarray(documents))
 
 
-def _complete(folder: Path) -> Tokens | None:
-    """None if it is not there or damaged: then it is made again."""
+def _is_whole(folder: Path) -> bool:
+    """Not if it is damaged: then it is made again."""
     try:
-        return read(folder)
+        read(folder)
     except (OSError, ValueError, EOFError):
-        return None
+        return False
+    return True
 
 
 def _write(

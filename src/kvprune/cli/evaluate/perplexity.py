@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
     adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     length: Annotated[

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def throughput(
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     adapter: Annotated[
         str | None, typer.Option(help="What Pruned.save wrote; its decisions are measured, too.")
     ] = None,

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def zeroshot(
-    model: Annotated[str, typer.Argument(help="A folder, a name on the hub, or tiny.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     tasks: Annotated[
         str, typer.Option(help="Of these four.")

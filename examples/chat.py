@@ -1,0 +1,12 @@
+"""A pruned model by name: it answers, and says how much of the context it still holds."""
+
+import kvprune
+from kvprune.chat import Chat
+from kvprune.pretrained import load_tokenizer
+
+pruned = kvprune.load("smollm2-135m")
+chat = Chat(pruned, load_tokenizer("smollm2-135m"), max_new_tokens=100)
+for question in ("Why is the sky blue?", "And why is it red in the evening?"):
+    print("".join(chat.say(question)))
+    share = chat.bytes / chat.dense_bytes
+    print(f"[kept {chat.kept:.0f} of {chat.seen} tokens, {share:.0%} of the bytes]")

@@ -1,0 +1,261 @@
+"""Chat: the tokens of a conversation, the cache that has read them, and the answer as it comes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.cache_utils import Cache
+
+from kvprune.cache import PrunedCache
+from kvprune.chat.sampling import Sampler
+from kvprune.chat.template import Message, Template
+from kvprune.errors import PruneError
+from kvprune.layer import layer_of
+from kvprune.pruned import Pruned
+
+if TYPE_CHECKING:
+    from kvprune.explain import Trace
+
+log = logging.getLogger(__name__)
+
+# tokens read at once: between two chunks a stop is noticed, and memory stays bounded
+CHUNK = 256
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a conversation stands after an answer."""
+
+    seen: int  # tokens that the cache has read
+    kept: float  # tokens that a layer holds, mean over layers
+    bytes: int
+    dense_bytes: int
+    tokens: int = 0  # of the last answer
+    tokens_per_second: float = 0.0  # of writing it; reading is not in it
+    ended: str = ""  # "end": the model was done; "length": no room; "stopped"
+
+
+class Chat:
+    """A conversation with a model, pruned or dense, on one cache.
+
+        chat = Chat(pruned, tokenizer)
+        for piece in chat.say("Who are you?"):
+            print(piece, end="")
+
+    Only what is new of a turn is read. If a template writes earlier turns differently than they
+    were read (some leave out earlier thinking), `tell` hears of it and the cache starts anew.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel | Pruned,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        system: str = "",
+        max_new_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+        tell: Callable[[str], None] = log.warning,
+    ):
+        self.pruned = model if isinstance(model, Pruned) else None
+        self.model = model.model if isinstance(model, Pruned) else model
+        if self.pruned is None and any(layer_of(module) for module in self.model.modules()):
+            raise PruneError("this model has pruning attached; pass what attach or load returned")
+        if self.model.training:
+            raise PruneError("the model is in training mode; call model.eval() first")
+        if max_new_tokens < 1:
+            raise PruneError(f"max_new_tokens={max_new_tokens} must be 1 or more")
+        self.template = Template(tokenizer)
+        self.system, self.max_new_tokens, self.tell = system, max_new_tokens, tell
+        self.positions: int | None = getattr(
+            self.model.config.get_text_config(), "max_position_embeddings", None
+        )
+        self._sample = Sampler(temperature, top_p, seed, self.model.device)
+        self._ends = _ends(self.model, tokenizer)
+        self._last_only = (
+            {"logits_to_keep": 1}
+            if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
+            else {}
+        )
+        self._stop = self._answering = False
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the conversation; the system message stays."""
+        self.messages: list[Message] = []
+        self.tokens: list[int] = []  # of the conversation; the cache has read the first `seen`
+        self._text = ""  # what they say
+        self._cache: Cache | None = None
+        self._last: dict[str, Any] = {}
+
+    def stop(self) -> None:
+        """End the answer at hand after its next token; from a signal handler or another thread."""
+        self._stop = True
+
+    def say(self, text: str) -> Iterator[str]:
+        """The answer, in pieces as it is written.
+
+        However it ends (close the iterator, stop, an error), what was written is in the
+        conversation, and the next turn goes on from there. A refused message changes nothing.
+        """
+        if self._answering:
+            raise PruneError("the last answer is not done; take all of it or close its iterator")
+        if not text.strip():
+            raise PruneError("the message is empty; write something")
+        messages = [*self.messages, {"role": "user", "content": text}]
+        first = [{"role": "system", "content": self.system}] if self.system else []
+        prompt = self.template.prompt([*first, *messages])
+        extends = prompt.startswith(self._text)
+        new = self.template.tokens(prompt[len(self._text) :] if extends else prompt)
+        tokens = [*self.tokens, *new] if extends else new
+        room = self._room(len(tokens))
+        if not extends:
+            self.tell(
+                "the conversation is written differently now than it was read (by the chat "
+                "template, or another system message): the cache starts anew"
+            )
+            self._cache = None
+        self.messages, self.tokens, self._text = messages, tokens, prompt
+        answer: list[int] = []
+        self._stop, self._answering = False, True
+        try:
+            yield from self._write(answer, room)
+        finally:
+            self._answering = False
+            self._text += self.template.text(answer, special=True)
+            self.messages.append({"role": "assistant", "content": self.template.text(answer)})
+
+    def _room(self, length: int) -> int:
+        """How many tokens the answer may have."""
+        if self.positions is None:
+            return self.max_new_tokens
+        left = self.positions - length
+        if left < 1:
+            raise PruneError(
+                f"with this message the conversation has {length} tokens, but the model has "
+                f"{self.positions} positions (pruning frees memory, not positions); nothing was "
+                f"read: shorten the message, or reset"
+            )
+        if left < self.max_new_tokens:
+            self.tell(
+                f"{length} of the model's {self.positions} positions are taken (pruning frees "
+                f"memory, not positions): the answer ends after {left} tokens at the latest"
+            )
+        return min(left, self.max_new_tokens)
+
+    def _write(self, answer: list[int], room: int) -> Iterator[str]:
+        """Read what is new and go on from it; tokens go into `answer` and the conversation."""
+        self._last = {"ended": "stopped"}
+        logits = self._read()
+        start, shown = time.perf_counter(), 0
+        while logits is not None and not self._stop:
+            token = self._sample(logits)
+            if token in self._ends:
+                # the template writes it, with what stands behind it, when the next turn comes
+                self._last["ended"] = "end"
+                break
+            answer.append(token)
+            self.tokens.append(token)
+            self._last |= _speed(len(answer), time.perf_counter() - start)
+            if piece := self.template.piece(answer, shown):
+                shown += len(piece)
+                yield piece
+            if len(answer) == room:
+                self._last["ended"] = "length"
+                break
+            logits = self._read()
+        if piece := self.template.piece(answer, shown, last=True):
+            yield piece
+
+    def _read(self) -> Tensor | None:
+        """Whatever of the conversation the cache has not read; None if it was stopped on the way.
+
+        Logits of the next token: (V,)
+        """
+        logits = None
+        while (seen := self.seen) < len(self.tokens):
+            if self._stop:
+                return None
+            logits = self._forward(self.tokens[seen : seen + CHUNK])
+        return logits
+
+    @torch.no_grad()
+    def _forward(self, tokens: list[int]) -> Tensor:
+        if self._cache is None:
+            self._cache = (
+                DynamicCache(config=self.model.config)
+                if self.pruned is None
+                else PrunedCache(self.pruned, record=True)
+            )
+        row = torch.tensor([tokens], device=self.model.device)
+        try:
+            out: Any = self.model(
+                input_ids=row, past_key_values=self._cache, use_cache=True, **self._last_only
+            )
+        except BaseException:
+            # some layers have read the tokens and others have not: read all again next time
+            self._cache = None
+            raise
+        logits: Tensor = out.logits[0, -1]
+        return logits
+
+    @property
+    def seen(self) -> int:
+        """Tokens that the cache has read."""
+        return 0 if self._cache is None else int(self._cache.get_seq_length())
+
+    @property
+    def kept(self) -> float:
+        """Tokens that a layer holds, mean over the pruned layers."""
+        if not self.seen or not isinstance(self._cache, PrunedCache):
+            return float(self.seen)
+        return float(self._cache.kept.float().mean())
+
+    @property
+    def bytes(self) -> int:
+        """Of the cache."""
+        if isinstance(self._cache, PrunedCache):
+            return self._cache.nbytes
+        layers = [] if self._cache is None else self._cache.layers
+        parts = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+
+    @property
+    def dense_bytes(self) -> int:
+        """Of a dense cache for the same tokens."""
+        return self._cache.dense_nbytes if isinstance(self._cache, PrunedCache) else self.bytes
+
+    def status(self) -> Status:
+        return Status(self.seen, self.kept, self.bytes, self.dense_bytes, **self._last)
+
+    def trace(self) -> Trace:
+        """Who dropped whom in the conversation so far."""
+        from kvprune.explain import Trace
+
+        if self.pruned is None:
+            raise PruneError("a dense model forgets nothing; load an adapter with --adapter")
+        if not isinstance(self._cache, PrunedCache) or not self.seen:
+            raise PruneError("nothing was read yet; say something first")
+        name = Path(self.model.config.name_or_path or "").name
+        return Trace.from_cache(self._cache, self.template.tokenizer, self.tokens, model=name)
+
+
+def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end an answer: a model may have several, and its tokenizer another."""
+    own = getattr(model.generation_config, "eos_token_id", None)
+    several = own if isinstance(own, list) else [own]
+    return {token for token in (*several, tokenizer.eos_token_id) if token is not None}
+
+
+def _speed(tokens: int, seconds: float) -> dict[str, Any]:
+    return {"tokens": tokens, "tokens_per_second": tokens / max(seconds, 1e-9)}

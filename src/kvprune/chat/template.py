@@ -1,0 +1,67 @@
+"""A conversation as text and tokens: the model's chat template, and tokens as text that grows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvprune.errors import PruneError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BROKEN = "�"  # how a byte that is no whole character decodes
+
+Message = dict[str, str]
+
+
+class Template:
+    """The chat template of a tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        if not tokenizer.chat_template:
+            name = tokenizer.name_or_path or "this tokenizer"
+            raise PruneError(
+                f"{name} has no chat template, so it is not known how its turns are written; "
+                f"choose a chat model (often named -instruct or -chat), set "
+                f"tokenizer.chat_template (--template FILE), or use kvprune generate"
+            )
+        self.tokenizer = tokenizer
+
+    def prompt(self, messages: Sequence[Message]) -> str:
+        """The text of the conversation up to where the answer begins."""
+        from jinja2 import TemplateError
+
+        try:
+            text = self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True
+            )
+        except TemplateError as error:
+            raise PruneError(
+                f"the model's chat template refuses this conversation: {error}; some models take "
+                f"no system message"
+            ) from error
+        return str(text)
+
+    def tokens(self, text: str) -> list[int]:
+        """The template has written every special token: none is to be added."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return list(ids)
+
+    def text(self, tokens: Sequence[int], special: bool = False) -> str:
+        """What tokens say; `special`: as they stand, marks and all."""
+        return str(
+            self.tokenizer.decode(
+                list(tokens),
+                skip_special_tokens=not special,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def piece(self, tokens: Sequence[int], shown: int, last: bool = False) -> str:
+        """The text behind its first `shown` characters; held back while a character is not whole.
+
+        All tokens are decoded anew: what one says may depend on those before it.
+        """
+        text = self.text(tokens)
+        return text[shown:] if last or not text.endswith(BROKEN) else ""

@@ -1,0 +1,119 @@
+"""kvprune chat with lines on stdin, in this process: starting one takes longer than talking."""
+
+import json
+import os
+import signal
+
+import pytest
+from typer.testing import CliRunner
+
+import saved
+from kvprune import PruneError
+from kvprune.cli import app
+from kvprune.cli.chat import _stopping
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}<end>{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    path = saved.save(tmp_path_factory.mktemp("chat"), positions=300)
+    (path / "chat.jinja").write_text(TEMPLATE)
+    return path
+
+
+def run(place, text, *args, name="model"):
+    fixed = ["chat", place / name, "--template", place / "chat.jinja", "--max-new-tokens", 9]
+    return CliRunner().invoke(app, [*map(str, fixed), *map(str, args)], input=text)
+
+
+def ran(*args, **options):
+    done = run(*args, **options)
+    if done.exception is not None:
+        raise done.exception
+    return done
+
+
+def test_one_message_a_line(place):
+    done = ran(place, "Hello\n\nAnd you?\n", "--adapter", place / "adapter")
+    first, second = (line for line in done.stderr.splitlines() if "tokens seen" in line)
+    assert "tokens/s" in first
+    assert "MiB, dense" in first
+    seen = [int(line.split()[0]) for line in (first, second)]
+    # the second turn went on from the first
+    assert seen[1] > seen[0] + len("user: And you?")
+    assert done.stdout.count("\n") >= 2
+
+
+def test_json_and_dense(place):
+    lines = ran(place, "Hello\nBye\n", "--json", "--temperature", 0).stdout.splitlines()
+    dense = [json.loads(line) for line in lines]
+    assert all(one["kept"] == one["seen"] for one in dense)
+    assert all(one["bytes"] == one["dense_bytes"] > 0 for one in dense)
+    assert [set(one) >= {"answer", "tokens_per_second", "ended"} for one in dense] == [True] * 2
+    # the adapter by itself knows its base
+    done = ran(place, "Hello\n", "--json", "--temperature", 0, name="adapter")
+    pruned = json.loads(done.stdout)
+    assert pruned["kept"] < pruned["seen"]
+
+
+def test_commands(place, tmp_path):
+    page = tmp_path / "page.html"
+    said = f"/help|Hello|/explain {page}|/system Be kind|/reset|Hello|/quit|Hello"
+    done = ran(place, said.replace("|", "\n"), "--adapter", place / "adapter")
+    for part in ("Ctrl-C stops", f"wrote {page}", "system: Be kind", "a new conversation"):
+        assert part in done.stderr, part
+    assert done.stderr.count("tokens seen") == 2
+    assert '"u","s","e","r"' in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "says"),
+    [
+        ("/dance", [], "/dance is no command"),
+        ("/explain", [], "dense model forgets nothing"),
+        ("word " * 80, [], "300 positions"),
+        ("hi", ["--threshold", "1"], "is dense: there is no threshold"),
+        ("hi", ["--template", "nowhere.jinja"], "cannot read the template"),
+    ],
+)
+def test_errors(place, text, options, says):
+    done = run(place, text, *options)
+    assert isinstance(done.exception, PruneError)
+    assert says in str(done.exception)
+
+
+def test_a_model_without_a_template(place):
+    done = CliRunner().invoke(app, ["chat", str(place / "model")], input="hi")
+    assert isinstance(done.exception, PruneError)
+    assert "has no chat template" in str(done.exception)
+    assert "--template FILE" in str(done.exception)
+
+
+def test_the_threshold_prunes_more(place):
+    def kept(*options):
+        done = ran(place, "Hello there\n", "--json", "--adapter", place / "adapter", *options)
+        return json.loads(done.stdout)["kept"]
+
+    assert kept("--threshold", 3) < kept() < kept("--threshold", -9)
+
+
+class Talk:
+    """Says one piece before and one after Ctrl-C."""
+
+    stopped = False
+
+    def stop(self):
+        self.stopped = True
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program():
+    talk = Talk()
+    before = signal.getsignal(signal.SIGINT)
+    with _stopping(talk):
+        os.kill(os.getpid(), signal.SIGINT)
+    assert talk.stopped
+    assert signal.getsignal(signal.SIGINT) is before
