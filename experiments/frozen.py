@@ -12,4 +12,4 @@ VARIANTS = [
 ]
 
 if __name__ == "__main__":
-    run("frozen", __doc__, VARIANTS)
+    run("frozen", __doc__, VARIANTS, gammas=(0.1, 0.3, 1.0))
