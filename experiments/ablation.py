@@ -80,16 +80,17 @@ def draw(
 
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
     for variant, colour in zip(variants, PALETTE, strict=False):
-        x, y, bars = [], [], []
-        for gamma in gammas:
-            at = [r for r in rows if (r["variant"], r["gamma"]) == (variant.label, gamma)]
-            at = [r for r in at if r["context"] == "all"]
-            x.append(statistics.mean(100 * r["sparsity"] for r in at))
-            y.append(statistics.mean(r["perplexity"] for r in at))
-            values = [r["perplexity"] for r in at]
-            bars.append((y[-1] - min(values), max(values) - y[-1]))
-        axes[0].errorbar(x, y, list(zip(*bars, strict=True)), color=colour, marker="o",
-                         markersize=4, capsize=2, linewidth=1.4, label=variant.label)  # fmt: skip
+        whole = [r for r in rows if (r["variant"], r["context"]) == (variant.label, "all")]
+        x, y = [100 * r["sparsity"] for r in whole], [r["perplexity"] for r in whole]
+        # a hollow dot a run, a full one the mean over seeds
+        axes[0].plot(x, y, "o", markersize=5, markerfacecolor="none", color=colour, alpha=0.6)
+        at = [[r for r in whole if r["gamma"] == gamma] for gamma in gammas]
+        means = [
+            [statistics.mean(scale * r[name] for r in group) for group in at]
+            for name, scale in (("sparsity", 100), ("perplexity", 1))
+        ]
+        axes[0].plot(*means, color=colour, marker="o", markersize=4, linewidth=1.4,
+                     label=variant.label)  # fmt: skip
         curve = curves[variant.label, gammas[-1], 0]
         share = [step / max(curve["step"]) for step in curve["step"]]
         axes[1].plot(share, curve["loss_language"], color=colour, linewidth=1.2)
