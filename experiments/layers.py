@@ -56,7 +56,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     axes[1].set(xlabel="layer", ylabel="tokens held, γ = 0.3")
     for axis in axes:
         axis.set_xticks(layers)
-        axis.legend(frameon=False, fontsize=9)
+        axis.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, axis="y")
     small.save_figure(figure, "layers")

@@ -108,7 +108,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         )
         label = {"merging": "merged, not fine-tuned", "pruning": "pruned, fine-tuned"}[method]
         axis.plot(*zip(*found, strict=True), marker="o", markersize=4, color=colour, label=label)
-    axis.set(xlabel="context merged or pruned, %", ylabel="perplexity", yscale="log")
+    axis.set(xlabel="context merged or pruned, %", ylabel="perplexity")
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, which="both")
     axis.legend(frameon=False)

@@ -17,7 +17,7 @@ import statistics
 from typing import Any
 
 import small
-from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
+from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig, attach, tiny
 from kvprune.config import Config
 
 # method and its setting: γ, window, stride
@@ -32,6 +32,10 @@ SETTINGS: list[tuple[str, Any]] = [
 def main() -> None:
     args = small.arguments(__doc__).parse_args()
     runs, rows = small.Runs(args.runs), []
+    # what it was before any fine-tuning, on books that are not this one
+    for context, _, perplexity in small.by_context(attach(tiny.load_model(), DenseConfig())):
+        row = {"method": "before", "setting": None, "seed": None, "context": context}
+        rows.append({**row, "sparsity": 0.0, "perplexity": perplexity})
     # all settings once before any of them twice
     for seed in range(args.seeds):
         for method, setting in SETTINGS:
@@ -69,6 +73,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
             found = means(rows, method, context)
             if method == "dense":
                 axis.axhline(found[0][1], color=colour, linestyle="--", linewidth=1, label=method)
+                before = means(rows, "before", context)[0][1]
+                axis.axhline(before, color=colour, linestyle=":", linewidth=1, label="not tuned")
                 continue
             x, y, least, most = zip(*found, strict=True)
             spread = [[b - a for a, b in zip(least, y, strict=True)],

@@ -32,7 +32,7 @@ SETTINGS: list[tuple[str, Config, dict[str, Any]]] = [
 def main() -> None:
     parser = small.arguments(__doc__)
     parser.add_argument("--files", type=Path, required=True, help="the four tasks' files")
-    parser.add_argument("--limit", type=int, default=500, help="samples of each task")
+    parser.add_argument("--limit", type=int, default=200, help="samples of each task")
     args = parser.parse_args()
     runs = small.Runs(args.runs)
     points = Points(args.runs / "zero_shot.json", {**runs.about, "limit": args.limit})
