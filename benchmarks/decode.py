@@ -9,7 +9,7 @@ CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
 # more than 48, and four caches do not fit into 24 GB
 BATCHES = {
     "quick": {"float32": [32], "bfloat16": [32]},
-    "bench": {"float32": [1, 8, 32], "bfloat16": [8, 32]},
+    "bench": {"float32": [1, 32], "bfloat16": [32]},
     "full": {"float32": [1, 8, 32, 48], "bfloat16": [1, 8, 32, 48]},
 }
 # of the Llama shape; a dense cache of 16,000 tokens takes longer than all the others together

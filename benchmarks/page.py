@@ -50,6 +50,13 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "speedup_alpha_4": ("the same, α = 4", "≥ 50"),
         "speedup_alpha_8": ("the same, α = 8", "≥ 50"),
     },
+    "fine_tune": {
+        "tiny: 0% pruned": ("time of a whole training step of `tiny` / dense, 0 % pruned", ""),
+        "tiny: 50% pruned": ("the same, 50 %", ""),
+        "tiny: 80% pruned": ("the same, 80 %", ""),
+        "tiny: 90% pruned": ("the same, 90 %", ""),
+        "tiny: 80% pruned, distilled": ("the same, 80 %, with the dense model as teacher", ""),
+    },
 }  # fmt: skip
 
 
