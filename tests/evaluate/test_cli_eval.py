@@ -5,11 +5,11 @@ import json
 import random
 
 import pytest
-import saved
 import torch
 from typer.testing import CliRunner
 
 import kvprune
+import saved
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.evaluate.perplexity import perplexity
