@@ -41,7 +41,9 @@ def run(
                     row = {"variant": variant.label, "gamma": gamma, "seed": seed}
                     row |= {"context": context, "sparsity": sparsity, "perplexity": perplexity}
                     rows.append(row)
-                rows[-1] |= {f"{k}_soft": end[f"eval_{k}_soft"] for k in ("ppl", "sparsity")}
+                # both gates on the whole book
+                both = [f"{k}_{gate}" for gate in ("soft", "hard") for k in ("ppl", "sparsity")]
+                rows[-1] |= {name: end[f"eval_{name}"] for name in both}
                 curves[variant.label, gamma, seed] = record["curve"]
     small.publish(name, runs.about, rows)
     table(rows, gammas)

@@ -150,9 +150,12 @@ def publish(name: str, about: Record, rows: list[Record], docs: Path = DOCS) -> 
 
 def save_figure(figure: Any, name: str) -> None:
     """As docs/figures/NAME.svg and .png."""
+    import matplotlib
+
     (DOCS / "figures").mkdir(parents=True, exist_ok=True)
-    for ending in ("svg", "png"):
-        file = DOCS / "figures" / f"{name}.{ending}"
-        # no date inside: the same numbers give the same file
-        figure.savefig(file, dpi=130, metadata={"Date": None} if ending == "svg" else None)
-        print(f"wrote {file.relative_to(DOCS.parent)}")
+    # neither a date nor random ids inside: the same numbers give the same file
+    with matplotlib.rc_context({"svg.hashsalt": "kvprune"}):
+        for ending in ("svg", "png"):
+            file = DOCS / "figures" / f"{name}.{ending}"
+            figure.savefig(file, dpi=130, metadata={"Date": None} if ending == "svg" else None)
+            print(f"wrote {file.relative_to(DOCS.parent)}")

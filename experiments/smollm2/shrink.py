@@ -12,12 +12,9 @@ import argparse
 import shutil
 from pathlib import Path
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save
-
 from kvprune.errors import PruneError
 from kvprune.files import write_whole
+from kvprune.models.packing import halved
 
 
 def main() -> None:
@@ -38,11 +35,7 @@ def shrink(adapter: Path, out: Path) -> tuple[int, int]:
         raise PruneError(f"{out} would overwrite the adapter itself; choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     for file in files:
-        with safe_open(file, framework="pt") as opened:
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-            about = opened.metadata()
-        small = {n: t.to(torch.bfloat16) if t.dim() > 1 else t for n, t in tensors.items()}
-        write_whole(out / file.name, save(small, metadata=about))
+        write_whole(out / file.name, halved(file))
     for name in ("adapter_config.json", "README.md", "recipe.yaml"):
         if (adapter / name).exists():
             shutil.copy(adapter / name, out / name)

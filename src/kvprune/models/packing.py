@@ -35,7 +35,7 @@ def pack(run: str | Path, name: str, about: About, folder: Path | None = None) -
         raise PruneError(
             f"{run} holds no adapter; train one with --tune interaction or --tune lora"
         )
-    packed = {file: _halved(run / file, about.base) for file in files}
+    packed = {file: halved(run / file, about.base) for file in files}
     size = sum(map(len, packed.values()))
     if size > LARGEST:
         raise PruneError(
@@ -54,11 +54,12 @@ def pack(run: str | Path, name: str, about: About, folder: Path | None = None) -
     return next(entry for entry in entries(folder) if entry.name == name)
 
 
-def _halved(file: Path, base: str) -> bytes:
+def halved(file: Path, base: str | None = None) -> bytes:
+    """The weights with their matrices in bfloat16; `base`: what they are to call their base."""
     with safe_open(file, framework="pt") as opened:
         metadata = dict(opened.metadata() or {})
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    if "kvprune" in metadata:
+    if base is not None and "kvprune" in metadata:
         known = json.loads(metadata["kvprune"])
         known["base"]["name"] = base
         metadata["kvprune"] = json.dumps(known, sort_keys=True)
