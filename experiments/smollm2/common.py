@@ -24,6 +24,7 @@ from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.sides import budgeted
+from kvprune.memory import keep_memory
 from kvprune.pretrained import load_base, load_tokenizer
 from kvprune.version import __version__
 from small import DOCS, publish
@@ -80,6 +81,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 def subject(args: argparse.Namespace) -> Subject:
     quiet()
+    keep_memory()
     found = [Adapter(folder.name, folder, digest(folder)) for folder in args.adapters]
     names = [adapter.name for adapter in found]
     if twice := {name for name in names if names.count(name) > 1}:

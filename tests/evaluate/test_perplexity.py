@@ -12,7 +12,7 @@ from helpers import random_ids, uneven_gates
 from kvprune import PruneError
 from kvprune.evaluate.perplexity import perplexity
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.reading import dropped_by
+from kvprune.evaluate.reading import Reader, dropped_by
 from kvprune.evaluate.windows import IGNORE, cut, sizes
 from kvprune.ops.timeline import NEVER
 
@@ -148,6 +148,27 @@ def test_strided_windows_count_only_what_is_new():
     gone = sum(mean(p.gone) for k in prefixes.values() for p in k)
     assert rows[-1].sparsity == pytest.approx(gone / (3 * sum(range(15, 20))))
     assert rows[0].sparsity == pytest.approx(mean(mean(p.gone) / 15 for p in prefixes[16]))
+
+
+def test_the_dense_model_reads_once_for_several_methods():
+    ids, memory = random_ids(1, 41)[0], {}
+    asked = {"length": 20, "stride": 5, "batch": 2, "dense": "open"}
+    want = {name: perplexity(attached(name), ids, **asked) for name in ("pruning", "tova")}
+    passes = []
+    for name, alone in want.items():
+        pruned = attached(name)
+        pruned.model.register_forward_hook(lambda *_: passes.append(1))
+        assert_same(perplexity(pruned, ids, memory=memory, **asked), alone)
+    # five windows are three batches: dense once, each method once
+    assert len(passes) == 3 * 3
+    assert sum(part.shape[1] for parts in memory.values() for part in parts) == 3 * 5
+
+
+def test_a_model_that_makes_all_logits_is_read_too(monkeypatch):
+    ids, asked = random_ids(1, 41)[0], {"length": 20, "stride": 5, "dense": "open"}
+    want = perplexity(attached(), ids, **asked)
+    monkeypatch.setattr(Reader, "_can_skip", False)
+    assert_same(perplexity(attached(), ids, **asked), want, rel=1e-6)
 
 
 def test_context_sizes_double_up_to_the_length():

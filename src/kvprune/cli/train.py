@@ -11,6 +11,7 @@ import typer
 
 from kvprune.cli.options import options_of, with_options
 from kvprune.config import LocalConfig, PruningConfig, StridedConfig
+from kvprune.memory import keep_memory
 from kvprune.train.config import DataConfig, TrainConfig
 
 METHOD = (PruningConfig, LocalConfig, StridedConfig)
@@ -66,6 +67,7 @@ def train(
     from kvprune.train.recipe import load, make, merged
     from kvprune.train.run import run
 
+    keep_memory()
     chosen = make(merged(load(recipe) if recipe else {}, over))
     result = run(chosen, out, resume, push)
     if as_json:

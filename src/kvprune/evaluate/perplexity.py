@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import repeat
 from typing import Any, Literal
@@ -20,6 +20,8 @@ from kvprune.evaluate.windows import IGNORE, Windows, cut, sizes
 from kvprune.pruned import Pruned
 
 Sums = dict[str, list[float]]
+# the dense model's logits by batch, for the next method on the same windows
+Memory = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,7 @@ def perplexity(
     chunk: int = 64,
     batch: int = 4,
     points: Points | None = None,
+    memory: Memory | None = None,
     progress: bool = True,
 ) -> list[AtContext]:
     """A row for each context size, and one for all tokens; always with the hard gate.
@@ -65,6 +68,8 @@ def perplexity(
     `dense` adds the comparison: a model, or "open" for this one with every gate open and LoRA off.
     `path`: "full" reads a window in one pass, "cached" in chunks through the cache as generation
     does, which also needs less memory for logits. `points` keeps what each batch added up.
+    `memory`: an empty dict that is passed again and again while methods are compared on the same
+    windows and the same dense model, which then reads once; it holds all logits that count.
     """
     _check_choices(path, chunk, batch)
     windows = ids if isinstance(ids, Windows) else cut(ids, length, stride, max_windows)
@@ -80,7 +85,8 @@ def perplexity(
             setting = {"windows": [start, start + len(part)], "text": part.digest()}
 
             def measure(part: Windows = part) -> list[Sums]:
-                return [_sums(reader, beside, part, bins, chunk if path == "cached" else None)]
+                parts = chunk if path == "cached" else None
+                return [_sums(reader, beside, part, bins, parts, memory)]
 
             parts += points.measure(setting, measure) if points else measure()
             bar.update(len(part))
@@ -158,17 +164,21 @@ def _sums(
     windows: Windows,
     bins: list[tuple[int, int]],
     chunk: int | None,
+    memory: Memory | None,
 ) -> Sums:
     """What a batch adds to each bin, and at the end to all: plain numbers for a file."""
-    T, done = windows.length, 0
+    # read at once, what is context only needs no logits
+    skip = 0 if chunk else windows.first
+    T, done = windows.length, skip
     parts: dict[str, list[Tensor]] = {}
-    theirs = repeat(None) if beside is None else beside.read(windows.ids, chunk)
-    for logits, dense in zip(reader.read(windows.ids, chunk), theirs, strict=False):
+    theirs = repeat(None) if beside is None else _dense(beside, windows, chunk, skip, memory)
+    for logits, dense in zip(reader.read(windows.ids, chunk, skip), theirs, strict=False):
         want = windows.targets[:, done : done + logits.shape[1]].to(logits.device)
         for name, values in _by_token(logits, want, dense).items():
             parts.setdefault(name, []).append(values.double().sum(0).cpu())
         done += logits.shape[1]
-    summed = {name: torch.cat(values) for name, values in parts.items()}  # (T,) each
+    unread = torch.zeros(skip, dtype=torch.float64)
+    summed = {name: torch.cat([unread, *values]) for name, values in parts.items()}  # (T,) each
     if not all(values.isfinite().all() for values in summed.values()):
         raise PruneError("the model predicts NaN or Inf; load its weights again, or use float32")
     spans = [slice(*pair) for pair in bins] + [slice(windows.first, T)]
@@ -182,6 +192,17 @@ def _sums(
         sums[name] = [float(values[stop - 1]) for _, stop in bins]
         sums[name].append(float(values[windows.first :].sum()))
     return sums
+
+
+def _dense(
+    beside: Reader, windows: Windows, chunk: int | None, skip: int, memory: Memory | None
+) -> Iterable[Tensor]:
+    if memory is None:
+        return beside.read(windows.ids, chunk, skip)
+    key = f"{windows.digest()} {chunk}"
+    if key not in memory:
+        memory[key] = list(beside.read(windows.ids, chunk, skip))
+    return memory[key]
 
 
 def _by_token(logits: Tensor, want: Tensor, dense: Tensor | None) -> dict[str, Tensor]:

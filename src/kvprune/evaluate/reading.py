@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -32,21 +33,30 @@ class Reader:
         self.drop_step: Tensor | None = None  # (L, B, T) of the last batch; None: nothing drops
 
     @torch.no_grad()
-    def read(self, ids: Tensor, chunk: int | None = None) -> Iterator[Tensor]:
-        """The logits of ids (B, T) in parts (B, chunk, V); None reads all at once, uncached."""
+    def read(self, ids: Tensor, chunk: int | None = None, skip: int = 0) -> Iterator[Tensor]:
+        """The logits of ids (B, T) in parts (B, chunk, V); None reads all at once, uncached.
+
+        `skip`: of the first so many tokens none are made; only where all are read at once.
+        """
+        assert not (chunk and skip), "parts come with all their logits"
         ids = ids.to(self.model.device)
         self.drop_step = None
         # a cache is made for the configuration that works at the moment
         with self._as_asked():
             cache = self._cache() if chunk else None
+        asked = {"logits_to_keep": ids.shape[1] - skip} if skip and self._can_skip else {}
         for part in ids.split(chunk or ids.shape[1], dim=1):
             with self._as_asked():
                 out: Any = self.model(
-                    input_ids=part, past_key_values=cache, use_cache=cache is not None
+                    input_ids=part, past_key_values=cache, use_cache=cache is not None, **asked
                 )
             if self.pruned and not self.gates_open:
                 self.drop_step = self._drop_step(self.pruned, cache)
-            yield out.logits
+            yield out.logits if asked else out.logits[:, skip:]
+
+    @property
+    def _can_skip(self) -> bool:
+        return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
     def _cache(self) -> Any:
         if self.pruned is None:

@@ -11,6 +11,7 @@ import typer
 
 from kvprune.cli.evaluate.common import numbers, table
 from kvprune.cli.quiet import quiet
+from kvprune.memory import keep_memory
 
 if TYPE_CHECKING:
     from kvprune.evaluate.perplexity import AtContext
@@ -56,6 +57,7 @@ def perplexity(
     from kvprune.evaluate.perplexity_run import run
 
     quiet()
+    keep_memory()
     measured = run(
         model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
         max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,

@@ -12,6 +12,7 @@ import typer
 
 from kvprune.cli.evaluate.common import table
 from kvprune.cli.quiet import quiet
+from kvprune.memory import keep_memory
 
 if TYPE_CHECKING:
     from kvprune.evaluate.zeroshot import Measured
@@ -46,6 +47,7 @@ def zeroshot(
 
     first = None if limit is None else _limit(limit)
     quiet()
+    keep_memory()
     # its warnings are about what we do on purpose
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     measured = run(
