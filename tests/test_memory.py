@@ -16,7 +16,7 @@ from kvprune.memory import keep_memory
 
 torch.set_num_threads(1)
 print(keep_memory() if sys.argv[1] == "kept" else False)
-for _ in range(4):  # the heap finds its size
+for _ in range(12):  # the heap finds its size
     torch.ones(16 << 20)  # 64 MB
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(8):
