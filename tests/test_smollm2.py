@@ -11,9 +11,12 @@ import pytest
 import torch
 
 import kvprune
+import registered
 from helpers import uneven_gates
 from kvprune import lora, tiny
 from kvprune.errors import PruneError
+from kvprune.models import registry
+from kvprune.models.registry import About
 from kvprune.pretrained import load_base, load_tokenizer
 from kvprune.train import recipe, spread
 from kvprune.train.run import run as train
@@ -29,6 +32,7 @@ import shrink
 import size
 import speed
 import text
+import train as strengths
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
@@ -162,6 +166,52 @@ def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
     pruned = kvprune.load(load_base(place / "model", "float32"), tmp_path / "run")
     assert pruned.rank == 32
     assert lora.loaded(pruned.model)
+
+
+def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, monkeypatch):
+    adapters = registered.register(monkeypatch, tmp_path)
+    (tmp_path / "text.txt").write_text(sentences("w", 3, 200))
+    data = {"sources": [str(tmp_path / "text.txt")], "length": 32, "held_out": 2}
+    short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2, "save_every": 1,
+             "log_every": 1, "spread": False}  # fmt: skip
+    stages = {
+        "80": {"data": data, "train": short},
+        "50": {"data": data, "start": "80", "train": {**short, "gamma": 0.1}},
+    }
+    for name, value in {"BASE": "little", "STAGES": stages, "DEFAULT": "50"}.items():
+        monkeypatch.setattr(strengths, name, value)
+    rows = [
+        {"method": method, "strength": strength, "text": "book", "context": 1024,
+         "sparsity": sparsity, "perplexity": perplexity, "kl": 0.01, "match": 0.9}
+        for method, strength, sparsity, perplexity in (
+            ("dense", None, 0.0, 20.0), ("ours", "80", 0.81, 21.0), ("ours", "50", 0.52, 20.2),
+            ("tova", "80", 0.81, 30.0),
+        )
+    ]  # fmt: skip
+    (tmp_path / "docs/results").mkdir(parents=True)
+    (tmp_path / "docs/results/smollm2.json").write_text(json.dumps({"rows": rows}))
+    asked = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]
+    with pytest.raises(PruneError, match=r"goes on from .*80, which is not trained yet"):
+        run(strengths, monkeypatch, *asked, "--only", "50")
+    run(strengths, monkeypatch, *asked)
+    # as if it had been stopped in the middle
+    (tmp_path / "runs/50/kvprune.safetensors").unlink()
+    shutil.rmtree(tmp_path / "runs/50/checkpoint-2")
+    run(strengths, monkeypatch, *asked, "--pack")
+    curves = rows_of(tmp_path / "docs", "smollm2_training")
+    assert [(row["strength"], row["step"]) for row in curves] == [
+        (strength, step) for strength in ("80", "50") for step in (1, 2)
+    ]
+    strong, mild = registry.entries()[::-1]
+    assert (strong.name, mild.name) == ("little-80", "little-50")
+    assert mild.about == About("little", "wheel", 0.5, 0.52, 1.01, True)
+    assert strong.about == About("little", "wheel", 0.8, 0.81, 1.05, False)
+    card = (adapters / "little-80/README.md").read_text()
+    assert "| a book (Babbitt) | 1,024 | 81.0% | 20.00 | 21.00 (+5.0%) | 0.010 | 90.0% |" in card
+    assert str(tmp_path) not in card
+    assert "gamma: 0.3" in card
+    monkeypatch.setattr(strengths, "run", lambda *_: pytest.fail("trained already"))
+    run(strengths, monkeypatch, *asked)
 
 
 # ---- the measurements

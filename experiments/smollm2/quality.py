@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 import common
-from common import DENSE, METHODS, Row, Subject, numbers, table
+from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--contexts", default="256,512,1024,2048")
     parser.add_argument("--tokens", type=int, default=8192, help="that count, of each text")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--policies-at", help="contexts of the policies; all by default")
     args = parser.parse_args()
     rows, about = run(args)
     kept = [{name: row[name] for name in COLUMNS} for row in rows]
@@ -52,15 +53,17 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
     contexts = sorted(numbers(args.contexts, int, "--contexts"))
     methods, subject = common.chosen(args.methods), common.subject(args)
     points = common.points(args, "quality", tokens=args.tokens)
+    with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
     rows: list[Row] = []
     # context by context, the short ones first: something is there to be seen soon
     for context in contexts:
+        here = [name for name in methods if name not in POLICIES or context in with_policies]
         for text in (name for name in TEXTS if getattr(args, name)):
             ids = tokens(subject, getattr(args, text), contexts[-1] // 2 + args.tokens + 1)
             windows = halves(ids, context, contexts[-1], args.tokens)
             where = {"text": text, "context": context, "windows": windows.digest()}
             measure = partial(measured, windows=windows, memory={})
-            for (row,) in common.compared(subject, methods, points, where, measure, held):
+            for (row,) in common.compared(subject, here, points, where, measure, held):
                 print(line(row), flush=True)
                 rows.append(row)
     about = {"model": str(args.model), "tokens": args.tokens, "contexts": contexts}

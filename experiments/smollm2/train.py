@@ -1,0 +1,139 @@
+"""Every strength of the pruned SmolLM2, one after another: trained, packed, its curves kept.
+
+    python experiments/smollm2/train.py [--pack]
+
+Text must be there (text.py). The first goes on from the dense model by the recipe, each
+other from an earlier one with another γ. It goes on where it stopped, in the middle of a run, too.
+--pack puts the adapters into the package, with what quality.py measured of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import yaml
+
+import common
+from card import card
+from common import DENSE, OURS, Row
+from kvprune.errors import PruneError
+from kvprune.evaluate import drawing
+from kvprune.files import write_whole
+from kvprune.memory import keep_memory
+from kvprune.models.packing import pack
+from kvprune.models.registry import About
+from kvprune.train.recipe import load, make, merged
+from kvprune.train.run import run
+
+BASE = "smollm2-135m"
+RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
+# strength, in % of 1,024 tokens: what differs from the recipe
+STAGES: dict[str, dict[str, Any]] = {
+    "80": {"train": {"gamma": 0.3}},
+    "65": {
+        "start": "80",
+        "train": {"gamma": 0.1, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 1},
+        "data": {"seed": 1},
+    },
+}
+DEFAULT = "65"
+SAVED = "kvprune.safetensors"
+CURVES = ("loss_kl", "sparsity_soft", "alpha")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs/smollm2"))
+    parser.add_argument("--docs", type=Path, default=common.DOCS)
+    parser.add_argument("--only", help="one of the strengths")
+    parser.add_argument("--pack", action="store_true", help="into the package")
+    args = parser.parse_args()
+    keep_memory()
+    for name in [args.only] if args.only else STAGES:
+        train(name, args.runs)
+    done = {name: args.runs / name for name in STAGES if finished(args.runs / name)}
+    rows = [row for name, folder in done.items() for row in curve(name, folder)]
+    common.publish("smollm2_training", {"recipe": RECIPE.name, "stages": STAGES}, rows, args.docs)
+    draw(rows, args.docs)
+    if args.pack:
+        for name, folder in done.items():
+            print(packed(name, folder, args.docs))
+
+
+def train(name: str, runs: Path) -> None:
+    folder = runs / name
+    if name not in STAGES:
+        raise PruneError(f"strength {name!r} is unknown; there are {', '.join(STAGES)}")
+    if finished(folder):
+        return
+    over = {"model": BASE, **STAGES[name]}
+    if "start" in over:
+        over["start"] = str(runs / over["start"])
+        if not finished(Path(over["start"])):
+            raise PruneError(f"{name} goes on from {over['start']}, which is not trained yet")
+    resume = any(folder.glob("checkpoint-*"))
+    print(f"{'going on with' if resume else 'training'} {folder}", flush=True)
+    run(make(merged(load(RECIPE), over)), folder, resume)
+
+
+def finished(folder: Path) -> bool:
+    return (folder / SAVED).is_file()
+
+
+def curve(name: str, folder: Path) -> list[Row]:
+    """A row for each step that was logged: the KL, the share pruned, α."""
+    state = max(
+        folder.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime
+    )
+    found: list[dict[str, Any]] = json.loads(state.read_text())["log_history"]
+    return [
+        {"strength": name, "step": row["step"], **{key: row[key] for key in CURVES}}
+        for row in found
+        if "loss_kl" in row
+    ]
+
+
+def draw(rows: list[Row], docs: Path) -> None:
+    figure, axes = drawing.panels(["KL to the dense model", "Context pruned, soft gate, %", "α"])
+    strengths = list(dict.fromkeys(row["strength"] for row in rows))
+    for number, name in enumerate(strengths, 1):
+        own = [row for row in rows if row["strength"] == name]
+        for axis, key in zip(axes, CURVES, strict=True):
+            scale = 100 if key == "sparsity_soft" else 1
+            steps = [row["step"] for row in own]
+            drawing.line(axis, number, steps, [scale * row[key] for row in own], name)
+            axis.set_xlabel("step of the run")
+    axes[0].set_yscale("log")
+    drawing.legend(axes[0])
+    for file in drawing.save(figure, docs / "figures" / "smollm2_training"):
+        print(f"wrote {file}")
+
+
+def packed(name: str, folder: Path, docs: Path) -> str:
+    """Copy an adapter into the package, with what was measured of it at context 1,024."""
+    file = docs / "results" / "smollm2.json"
+    rows: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
+    at = [row for row in rows if row["context"] == 1024]
+    own = {r["text"]: r for r in at if (r["method"], r["strength"]) == (OURS, name)}
+    dense = {r["text"]: r["perplexity"] for r in at if r["method"] == DENSE}
+    if not own:
+        raise PruneError(f"{file} says nothing of {name} at context 1,024; run quality.py first")
+    sparsity = mean(row["sparsity"] for row in own.values())
+    ratio = mean(row["perplexity"] / dense[text] for text, row in own.items())
+    default = name == DEFAULT
+    about = About(BASE, "wheel", int(name) / 100, round(sparsity, 4), round(ratio, 4), default)
+    entry = pack(folder, f"{BASE}-{name}", about)
+    settings = yaml.safe_load((folder / "recipe.yaml").read_text())
+    for place in ("start", "model"):
+        settings.pop(place, None)
+    settings["data"] = {"length": settings["data"]["length"]}
+    write_whole(entry.folder / "README.md", card(entry.name, about, rows, settings).encode())
+    return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"
+
+
+if __name__ == "__main__":
+    main()
