@@ -175,7 +175,8 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2, "save_every": 1,
              "log_every": 1, "spread": False}  # fmt: skip
     stages = {
-        "80": {"data": data, "train": short},
+        "first": {"data": data, "train": short},
+        "80": {"data": data, "start": "first", "train": short},
         "50": {"data": data, "start": "80", "train": {**short, "gamma": 0.1}},
     }
     for name, value in {"BASE": "little", "STAGES": stages, "DEFAULT": "50"}.items():
@@ -200,7 +201,7 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     run(strengths, monkeypatch, *asked, "--pack")
     curves = rows_of(tmp_path / "docs", "smollm2_training")
     assert [(row["strength"], row["step"]) for row in curves] == [
-        (strength, step) for strength in ("80", "50") for step in (1, 2)
+        (strength, step) for strength in ("first", "80", "50") for step in (1, 2)
     ]
     strong, mild = registry.entries()[::-1]
     assert (strong.name, mild.name) == ("little-80", "little-50")
@@ -264,9 +265,11 @@ def test_needle_scores_what_a_full_pass_says(place, monkeypatch):
     assert 0.1 < fact / len(said) < 0.5
     assert said.endswith(" is")
     assert words.decode(prompt.choices[0]).strip() == prompt.number
+    other = needle.make_prompt(words, filler, 200, 0.75, 4)
     pruned = kvprune.load(load_base(place / "model", "float32"), place / "strong")
     with torch.inference_mode(), pruned.evaluating():
-        row = needle.ask(pruned, words, prompt)
+        row = needle.ask(pruned, words, [other, prompt])[1]
+        assert row == pytest.approx(needle.ask(pruned, words, [prompt])[0], abs=1e-3)
         scores = []
         for choice in prompt.choices:
             ids = torch.tensor([[*prompt.ids, *choice]])

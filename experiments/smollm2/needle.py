@@ -38,6 +38,7 @@ QUESTION = "What is the secret number of the city of {city}?"
 ANSWER = "The secret number of the city of {city} is"
 TASK = "Somewhere in this text a secret number is hidden. Remember it.\n\n{text}\n\n{question}"
 WRONG, MOST = 15, 8  # numbers to choose from beside the right one; tokens of a greedy answer
+AT_ONCE = 5  # prompts
 ROW = ("method", "strength", "context", "depth", "seed", "found", "better", "log_p", "kept", "seen")
 
 
@@ -99,7 +100,7 @@ def all_prompts(
 
 
 def make_prompt(tokenizer: Any, filler: list[int], context: int, depth: float, seed: int) -> Prompt:
-    """A prompt of `context` tokens, give or take one where a fact meets the filler."""
+    """A prompt of `context` tokens."""
     random = Random(f"{context} {depth} {seed}")
     city = random.choice(CITIES)
     values = random.sample(range(1000, 10_000), 1 + WRONG)
@@ -134,7 +135,8 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
 
 
 def ask_all(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
-    return [ask(pruned, tokenizer, prompt) for prompt in prompts]
+    groups = (prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE))
+    return [row for group in groups for row in ask(pruned, tokenizer, group)]
 
 
 def held(rows: list[Row]) -> float:
@@ -142,22 +144,32 @@ def held(rows: list[Row]) -> float:
     return mean(rows, "kept")
 
 
-def ask(pruned: Pruned, tokenizer: Any, prompt: Prompt) -> Row:
-    """Read the prompt once; then what it says by itself, and how likely each choice is."""
+def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
+    """Read prompts of one length; then what it says by itself, and how likely each choice is."""
     cache = PrunedCache(pruned)
-    first = step(pruned, cache, torch.tensor([prompt.ids]))[:, -1]  # (1, V)
-    kept, seen = float(cache.kept.float().mean()), cache.seen
-    log_p = likelihoods(pruned, copy.deepcopy(cache), first, prompt.choices)
+    first = step(pruned, cache, torch.tensor([prompt.ids for prompt in prompts]), 1)[
+        :, -1
+    ]  # (B, V)
+    kept, seen = cache.kept.float().mean(0), cache.seen
+    likely = []
+    for row, prompt in enumerate(prompts):
+        own = copy.deepcopy(cache)
+        own.batch_select_indices(torch.tensor([row]))
+        likely.append(likelihoods(pruned, own, first[row : row + 1], prompt.choices))
     said, token = [], first.argmax(-1)
     for _ in range(MOST):
-        said.append(int(token))
+        said.append(token)
         token = step(pruned, cache, token[:, None])[:, -1].argmax(-1)
-    better = int((log_p[1:] < log_p[0]).sum()) / (len(log_p) - 1)
-    return {
-        "depth": prompt.depth, "seed": prompt.seed, "kept": kept, "seen": seen,
-        "found": prompt.number in tokenizer.decode(said).replace(",", ""),
-        "better": better, "log_p": float(log_p[0]),
-    }  # fmt: skip
+    answers = tokenizer.batch_decode(torch.stack(said, 1))
+    return [
+        {
+            "depth": prompt.depth, "seed": prompt.seed, "kept": float(held), "seen": seen,
+            "found": prompt.number in answer.replace(",", ""),
+            "better": int((log_p[1:] < log_p[0]).sum()) / (len(log_p) - 1),
+            "log_p": float(log_p[0]),
+        }
+        for prompt, answer, log_p, held in zip(prompts, answers, likely, kept, strict=True)
+    ]  # fmt: skip
 
 
 def likelihoods(
@@ -176,8 +188,7 @@ def likelihoods(
     return (log_p.gather(-1, ids[..., None])[..., 0] * real).sum(-1)
 
 
-def step(pruned: Pruned, cache: PrunedCache, ids: Tensor) -> Tensor:
-    keep = 1 if len(ids) == 1 else 0
+def step(pruned: Pruned, cache: PrunedCache, ids: Tensor, keep: int = 0) -> Tensor:
     out: Any = pruned.model(
         input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=keep
     )

@@ -31,16 +31,21 @@ from kvprune.train.run import run
 
 BASE = "smollm2-135m"
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
-# strength, in % of 1,024 tokens: what differs from the recipe
+# name: what differs from the recipe; one that is a number is a strength, in % of 1,024 tokens
 STAGES: dict[str, dict[str, Any]] = {
-    "80": {"train": {"gamma": 0.3}},
+    "first": {"train": {"gamma": 0.3}},
     "65": {
-        "start": "80",
+        "start": "first",
         "train": {"gamma": 0.1, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 1},
         "data": {"seed": 1},
     },
+    "80": {
+        "start": "65",
+        "train": {"gamma": 0.25, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 2},
+        "data": {"seed": 2},
+    },
 }
-DEFAULT = "65"
+DEFAULT = "80"
 SAVED = "kvprune.safetensors"
 CURVES = ("loss_kl", "sparsity_soft", "alpha")
 
@@ -49,7 +54,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/smollm2"))
     parser.add_argument("--docs", type=Path, default=common.DOCS)
-    parser.add_argument("--only", help="one of the strengths")
+    parser.add_argument("--only", help="one of the stages")
     parser.add_argument("--pack", action="store_true", help="into the package")
     args = parser.parse_args()
     keep_memory()
@@ -60,14 +65,14 @@ def main() -> None:
     common.publish("smollm2_training", {"recipe": RECIPE.name, "stages": STAGES}, rows, args.docs)
     draw(rows, args.docs)
     if args.pack:
-        for name, folder in done.items():
+        for name, folder in ((n, f) for n, f in done.items() if n.isdigit()):
             print(packed(name, folder, args.docs))
 
 
 def train(name: str, runs: Path) -> None:
     folder = runs / name
     if name not in STAGES:
-        raise PruneError(f"strength {name!r} is unknown; there are {', '.join(STAGES)}")
+        raise PruneError(f"stage {name!r} is unknown; there are {', '.join(STAGES)}")
     if finished(folder):
         return
     over = {"model": BASE, **STAGES[name]}
