@@ -6,6 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.testing import assert_close
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 import kvprune
@@ -201,3 +202,42 @@ def test_the_packages_own_adapters_are_whole():
         assert saving.read(entry.folder / saving.FILE)[0]["base"]["name"] == entry.base.name
         for file in entry.folder.glob(registry.WEIGHTS):
             assert {t.dtype for t in load_file(file).values() if t.dim() == 2} == {torch.bfloat16}
+
+
+# ---- what the package ships
+
+SHIPPED = registry.entries()
+
+
+@pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.name)
+def test_a_shipped_adapter_is_small_and_says_what_it_is(entry):
+    assert entry.size <= 12 * 10**6
+    assert entry.about.source in ("hub", "wheel")
+    assert abs(entry.about.sparsity - entry.about.strength) < 0.05
+    card = (entry.folder / "README.md").read_text()
+    assert f'kvprune.load("{entry.name}")' in card
+    assert entry.base.hub in card
+    # nobody's folders: neither in the card nor in the metadata of the weights
+    for file in entry.folder.iterdir():
+        data = file.read_bytes()
+        assert not any(place in data for place in (b"/home/", b"/root/", b"/work/", b"runs/")), file
+
+
+@pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.name)
+def test_a_shipped_adapter_fits_its_base(entry):
+    # SmolLM2's shape but for the vocabulary, which an adapter does not touch
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=64, tie_word_embeddings=True,
+    )  # fmt: skip
+    pruned = kvprune.load(LlamaForCausalLM(config).eval(), entry.folder)
+    assert len(pruned.layers) == 30
+    assert lora.loaded(pruned.model)
+    ids = torch.arange(40)[None]
+    with torch.no_grad():
+        assert pruned.model(ids).logits.isfinite().all()
+
+
+def test_a_base_with_adapters_has_a_default():
+    for base in {entry.about.base for entry in SHIPPED}:
+        assert registry.find_adapter(base).about.default

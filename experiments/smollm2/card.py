@@ -52,7 +52,7 @@ def card(name: str, about: About, rows: list[Row], settings: dict[str, Any]) -> 
 
 def _table(rows: list[Row], strength: str) -> list[str]:
     dense = {(r["text"], r["context"]): r["perplexity"] for r in rows if r["method"] == DENSE}
-    lines = ["| text | context | pruned | perplexity, dense | pruned | KL | same token |",
+    lines = ["| text | context | pruned | dense perplexity | its own | KL | same token |",
              "|---|---:|---:|---:|---:|---:|---:|"]  # fmt: skip
     for row in rows:
         key = (row["text"], row["context"])

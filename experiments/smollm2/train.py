@@ -34,18 +34,18 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
 # name: what differs from the recipe; one that is a number is a strength, in % of 1,024 tokens
 STAGES: dict[str, dict[str, Any]] = {
     "first": {"train": {"gamma": 0.3}},
-    "65": {
+    "70": {
         "start": "first",
         "train": {"gamma": 0.1, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 1},
         "data": {"seed": 1},
     },
     "80": {
-        "start": "65",
+        "start": "70",
         "train": {"gamma": 0.25, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 2},
         "data": {"seed": 2},
     },
 }
-DEFAULT = "80"
+DEFAULT = "70"
 SAVED = "kvprune.safetensors"
 CURVES = ("loss_kl", "sparsity_soft", "alpha")
 
@@ -113,6 +113,8 @@ def draw(rows: list[Row], docs: Path) -> None:
             drawing.line(axis, number, steps, [scale * row[key] for row in own], name)
             axis.set_xlabel("step of the run")
     axes[0].set_yscale("log")
+    for part in (axes[0].yaxis.set_major_formatter, axes[0].yaxis.set_minor_formatter):
+        part("{x:g}")
     drawing.legend(axes[0])
     for file in drawing.save(figure, docs / "figures" / "smollm2_training"):
         print(f"wrote {file}")
