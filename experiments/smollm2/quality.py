@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +32,7 @@ COLUMNS = ("method", "strength", "text", "context", "sparsity", "perplexity", "k
 # tokens that are read at once; half of them have logits in memory, 49,152 numbers each, beside the
 # dense model's. TOVA and H2O take their steps for all rows together: few large batches are quick
 AT_ONCE = 8192
+FAR = 1.5  # of dense: off the figure
 
 
 def main() -> None:
@@ -151,12 +153,25 @@ def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
             pairs = sorted((100 * r["sparsity"], r["perplexity"] / dense[key]) for r in own)
             if pairs:
                 drawing.line(axis, number, *zip(*pairs, strict=True), method)
-        axis.set(xlabel="context pruned, %", ylabel="perplexity / dense", yscale="log")
-        for part in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
-            part("{x:g}")
+        axis.set(xlabel="context pruned, %", ylabel="perplexity / dense")
+        cut_off(axis, [r for r in rows if (r["text"], r["context"]) == key], dense[key])
     drawing.legend(axes[0])
     for file in drawing.save(figure, docs / "figures" / "smollm2"):
         print(f"wrote {file}")
+
+
+def cut_off(axis: Any, rows: list[Row], dense: float) -> None:
+    """Leave out of sight what is far above the rest, and say so: local attention, as a rule."""
+    ratios: dict[str, list[float]] = {}
+    for row in rows:
+        ratios.setdefault(row["method"], []).append(row["perplexity"] / dense)
+    far = {name: values for name, values in ratios.items() if min(values) > FAR}
+    near = max(value for name, values in ratios.items() if name not in far for value in values)
+    if far and near < FAR:
+        axis.set_ylim(1 - 0.2 * (near - 1), 1 + 1.2 * (near - 1))
+        said = [f"{name}: {min(v):.1f} to {max(v):.1f}" for name, v in far.items()]
+        axis.text(0.98, 0.03, ", ".join(said) + ", above", transform=axis.transAxes, ha="right",
+                  color=drawing.MUTED, fontsize=8.5)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -70,10 +70,10 @@ def kept_by_speech(counted: Statistics) -> Figure:
 
 def droppers(counted: Statistics) -> Figure:
     """Fig. interpretability, bottom middle: which tokens cause drops, by layer."""
-    figure, axes = _axes(6, 2.8)
     rows = counted.droppers_by_kind
     busy = [i for i, drops in enumerate(counted.drops_by_layer) if drops]
     names = [f"layer {counted.layers[i]}" for i in busy] + ["all drops", "all tokens"]
+    figure, axes = _axes(6, max(2.8, 0.19 * len(names)))
     left = np.zeros(len(names))
     for number, (name, row) in enumerate(rows.items()):
         shares = [row.by_layer[i] for i in busy] + [row.share, row.of_tokens]
