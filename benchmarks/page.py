@@ -57,6 +57,10 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tiny: 90% pruned": ("the same, 90 %", ""),
         "tiny: 80% pruned, distilled": ("the same, 80 %, with the dense model as teacher", ""),
     },
+    "kept_memory": {
+        "training step": ("time of a training step with freed memory kept / given back", ""),
+        "reading": ("the same of reading 1,024 tokens", ""),
+    },
 }  # fmt: skip
 
 
