@@ -10,7 +10,8 @@ from pathlib import Path
 
 from kvprune.evaluate.timing import interleave, machine, ratio, versions
 
-__all__ = ["arguments", "child", "forget_peak", "interleave", "ratio", "report", "resident"]
+__all__ = ["arguments", "child", "forget_peak", "interleave", "printed", "ratio", "report",
+           "resident"]  # fmt: skip
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -34,10 +35,13 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def child(*arguments: str) -> float:
     """A number that the running script prints when called with these, in a process of its own."""
     # every tensor a mapping of its own, given back when freed: no holes in a count of memory
-    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}
+    return float(printed(*arguments, env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}))
+
+
+def printed(*arguments: str, env: dict[str, str]) -> str:
+    """What the running script prints when called with these, in a process of its own."""
     command = [sys.executable, sys.argv[0], *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return float(done.stdout)
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
 
 def forget_peak() -> None:

@@ -6,9 +6,6 @@ a teacher on rows of 1,024 tokens, and reads as many, and prints the median of i
 
 import os
 import statistics
-import subprocess
-import sys
-import time
 
 import harness
 
@@ -40,9 +37,8 @@ def main() -> None:
 def child(side: str, sizes: str) -> list[float]:
     # settings of the user's own would be left alone
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, sys.argv[0], "--child", side, "--sizes", sizes]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
-    return [float(number) for number in done.stdout.split()]
+    said = harness.printed("--child", side, "--sizes", sizes, env=env)
+    return [float(number) for number in said.split()]
 
 
 def steps_of(side: str, layers: int, steps: int) -> tuple[float, float]:
@@ -82,16 +78,8 @@ def steps_of(side: str, layers: int, steps: int) -> tuple[float, float]:
         model.eval()
         model(ids, use_cache=False).logits.log_softmax(-1)
 
-    return median(train, steps), median(read, steps)
-
-
-def median(call, steps: int) -> float:
-    seconds = []
-    for _ in range(1 + steps):
-        start = time.perf_counter()
-        call()
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    seconds = harness.interleave(steps, {"train": train, "read": read})
+    return statistics.median(seconds["train"]), statistics.median(seconds["read"])
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "tiny: 80% pruned, distilled": ("the same, 80 %, with the dense model as teacher", ""),
     },
     "kept_memory": {
-        "training step": ("time of a training step with freed memory kept / given back", ""),
+        "training step": ("training step, freed memory kept / given back, processes in turn", ""),
         "reading": ("the same of reading 1,024 tokens", ""),
     },
 }  # fmt: skip

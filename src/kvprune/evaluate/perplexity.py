@@ -21,7 +21,7 @@ from kvprune.pruned import Pruned
 
 Sums = dict[str, list[float]]
 # the dense model's logits by batch, for the next method on the same windows
-Memory = dict[str, list[Tensor]]
+DenseLogits = dict[str, list[Tensor]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def perplexity(
     chunk: int = 64,
     batch: int = 4,
     points: Points | None = None,
-    memory: Memory | None = None,
+    dense_logits: DenseLogits | None = None,
     progress: bool = True,
 ) -> list[AtContext]:
     """A row for each context size, and one for all tokens; always with the hard gate.
@@ -68,8 +68,8 @@ def perplexity(
     `dense` adds the comparison: a model, or "open" for this one with every gate open and LoRA off.
     `path`: "full" reads a window in one pass, "cached" in chunks through the cache as generation
     does, which also needs less memory for logits. `points` keeps what each batch added up.
-    `memory`: an empty dict that is passed again and again while methods are compared on the same
-    windows and the same dense model, which then reads once; it holds all logits that count.
+    `dense_logits`: an empty dict that is passed again and again while methods are compared on the
+    same windows and the same dense model, which then reads once; it holds all logits that count.
     """
     _check_choices(path, chunk, batch)
     windows = ids if isinstance(ids, Windows) else cut(ids, length, stride, max_windows)
@@ -86,7 +86,7 @@ def perplexity(
 
             def measure(part: Windows = part) -> list[Sums]:
                 parts = chunk if path == "cached" else None
-                return [_sums(reader, beside, part, bins, parts, memory)]
+                return [_sums(reader, beside, part, bins, parts, dense_logits)]
 
             parts += points.measure(setting, measure) if points else measure()
             bar.update(len(part))
@@ -164,14 +164,14 @@ def _sums(
     windows: Windows,
     bins: list[tuple[int, int]],
     chunk: int | None,
-    memory: Memory | None,
+    kept: DenseLogits | None,
 ) -> Sums:
     """What a batch adds to each bin, and at the end to all: plain numbers for a file."""
     # read at once, what is context only needs no logits
     skip = 0 if chunk else windows.first
     T, done = windows.length, skip
     parts: dict[str, list[Tensor]] = {}
-    theirs = repeat(None) if beside is None else _dense(beside, windows, chunk, skip, memory)
+    theirs = repeat(None) if beside is None else _dense(beside, windows, chunk, skip, kept)
     for logits, dense in zip(reader.read(windows.ids, chunk, skip), theirs, strict=False):
         want = windows.targets[:, done : done + logits.shape[1]].to(logits.device)
         for name, values in _by_token(logits, want, dense).items():
@@ -195,14 +195,14 @@ def _sums(
 
 
 def _dense(
-    beside: Reader, windows: Windows, chunk: int | None, skip: int, memory: Memory | None
+    beside: Reader, windows: Windows, chunk: int | None, skip: int, kept: DenseLogits | None
 ) -> Iterable[Tensor]:
-    if memory is None:
+    if kept is None:
         return beside.read(windows.ids, chunk, skip)
     key = f"{windows.digest()} {chunk}"
-    if key not in memory:
-        memory[key] = list(beside.read(windows.ids, chunk, skip))
-    return memory[key]
+    if key not in kept:
+        kept[key] = list(beside.read(windows.ids, chunk, skip))
+    return kept[key]
 
 
 def _by_token(logits: Tensor, want: Tensor, dense: Tensor | None) -> dict[str, Tensor]:
