@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import kvprune
 import registered
@@ -33,6 +34,7 @@ import size
 import speed
 import text
 import train as strengths
+import tuning
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
@@ -166,6 +168,34 @@ def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
     pruned = kvprune.load(load_base(place / "model", "float32"), tmp_path / "run")
     assert pruned.rank == 32
     assert lora.loaded(pruned.model)
+
+
+def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
+    monkeypatch.setenv("KVPRUNE_CACHE", str(tmp_path / "cache"))
+    settings = yaml.safe_load(tuning.RECIPE.read_text())
+    settings["data"] = {"sources": [str(place / "book.txt")], "held_out": 2}
+    settings["train"] |= {"log_every": 1, "warmup": 0}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
+    monkeypatch.setattr(tuning, "RECIPE", tmp_path / "recipe.yaml")
+    monkeypatch.setattr(tuning, "BASE", str(place / "model"))
+    monkeypatch.setattr(tuning, "LAST", 2)
+    for name in ("lora-0.0003", "all-3e-05"):
+        monkeypatch.delitem(tuning.SIDES, name)
+    asked = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs", "--length", 32, "--steps"]
+    with pytest.raises(PruneError, match=r"--steps is 1; the mean of the last 2 needs that many"):
+        run(tuning, monkeypatch, *asked, 1)
+    run(tuning, monkeypatch, *asked, 3)
+    rows = rows_of(tmp_path / "docs", "smollm2_tuning")
+    assert [row["tune"] for row in rows] == ["interaction", "lora", "all"]
+    # before the first update both read alike (LoRA draws random numbers before the gates do)
+    first = {
+        name: strengths.curve(name, tmp_path / "runs" / f"{name}-3x32")[0]["loss_kl"]
+        for name in tuning.SIDES
+    }
+    assert first["all-0.0001"] == pytest.approx(first["frozen"], rel=1e-3)
+    assert len({row["perplexity"] for row in rows}) == len(rows)
+    monkeypatch.setattr(tuning, "run", lambda *_: pytest.fail("trained already"))
+    run(tuning, monkeypatch, *asked, 3, "--only", "lora-0.001")
 
 
 def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, monkeypatch):

@@ -1,0 +1,107 @@
+"""What would full fine-tuning give in addition to LoRA? Short runs on the same rows.
+
+    python experiments/smollm2/tuning.py [--only lora-0.001]
+
+Runs differ in what learns and how fast, and in nothing else: the same rows in the same order, γ and
+α as in the recipe, from the dense model. KL and the share pruned are means over the last steps,
+which are the same rows for all; perplexity is that of held-out rows with the hard gate. A finished
+run is not repeated; rows in docs/results/smollm2_tuning.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import common
+from common import Row, table
+from kvprune.errors import PruneError
+from kvprune.files import write_whole
+from kvprune.memory import keep_memory
+from kvprune.train.recipe import load, make, merged
+from kvprune.train.run import run
+from train import BASE, RECIPE, curve
+
+# name: what learns beside the interaction weights, and its learning rate
+SIDES: dict[str, tuple[str, float]] = {
+    "frozen": ("interaction", 1e-3),
+    "lora-0.0003": ("lora", 3e-4),
+    "lora-0.001": ("lora", 1e-3),
+    "all-3e-05": ("all", 3e-5),
+    "all-0.0001": ("all", 1e-4),
+}
+LAST = 20  # steps of which the mean is taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=Path, default=Path("runs/smollm2/tuning"))
+    parser.add_argument("--docs", type=Path, default=common.DOCS)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row, one row a step")
+    parser.add_argument("--only", choices=list(SIDES), help="one of the runs")
+    args = parser.parse_args()
+    keep_memory()
+    wanted = [args.only] if args.only else list(SIDES)
+    for name in wanted:
+        train(name, args)
+    rows = [row for name in SIDES if (row := summary(name, args)) is not None]
+    about = {"recipe": RECIPE.name, "steps": args.steps, "length": args.length, "last": LAST}
+    common.publish("smollm2_tuning", about, rows, args.docs)
+    show(rows)
+
+
+def place(name: str, args: argparse.Namespace) -> Path:
+    folder: Path = args.runs / f"{name}-{args.steps}x{args.length}"
+    return folder
+
+
+def train(name: str, args: argparse.Namespace) -> None:
+    folder = place(name, args)
+    if (folder / "metrics.json").is_file():
+        return
+    tune, rate = SIDES[name]
+    over: dict[str, Any] = {
+        "model": BASE,
+        "data": {"length": args.length},
+        "train": {"tune": tune, "base_lr": rate, "steps": args.steps, "save_every": args.steps,
+                  "eval_every": args.steps, "probe_every": args.steps},
+    }  # fmt: skip
+    if args.steps < LAST:
+        raise PruneError(f"--steps is {args.steps}; the mean of the last {LAST} needs that many")
+    resume = any(folder.glob("checkpoint-*"))
+    done = run(make(merged(load(RECIPE), over)), folder, resume)
+    write_whole(folder / "metrics.json", json.dumps(done.metrics).encode())
+
+
+def summary(name: str, args: argparse.Namespace) -> Row | None:
+    file = place(name, args) / "metrics.json"
+    if not file.is_file():
+        return None
+    metrics = json.loads(file.read_text())
+    last = [row for row in curve(name, file.parent) if row["step"] > args.steps - LAST]
+    tune, rate = SIDES[name]
+    return {
+        "tune": tune, "rate": rate,
+        "kl": mean(row["loss_kl"] for row in last),
+        "sparsity_train": mean(row["sparsity_soft"] for row in last),
+        "sparsity": metrics["eval_sparsity_hard"], "perplexity": metrics["eval_ppl_hard"],
+    }  # fmt: skip
+
+
+def show(rows: list[Row]) -> None:
+    table(
+        ["what learns", "its rate", "KL", "pruned", "held out: perplexity", "pruned"],
+        [
+            [row["tune"], f"{row['rate']:g}", f"{row['kl']:.4f}", f"{row['sparsity_train']:.1%}",
+             f"{row['perplexity']:.2f}", f"{row['sparsity']:.1%}"]
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
