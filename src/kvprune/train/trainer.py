@@ -6,6 +6,7 @@ import importlib.util
 import logging
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from kvprune.train.progress import Lines, Progress
 from kvprune.train.rates import rates, split
 from kvprune.train.saves import INTERACTION
 from kvprune.train.schedule import advice, alpha_at
+from kvprune.train.tally import Tally, by_layer
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +76,7 @@ class PruningTrainer(MeasuringTrainer):
         self._factors = self._spread(fresh=self.pruned is not model)
         self._freeze()
         self.control_state = Control(config.gamma)
-        self._restart_sums()
+        self._restart_tally()
         use_cache = self.pruned.model.config.use_cache
         super().__init__(
             self.pruned.model,
@@ -163,7 +165,7 @@ class PruningTrainer(MeasuringTrainer):
         batches, items = super().get_batch_samples(*args, **kwargs)
         pairs = torch.as_tensor(sum(_pairs(batch) for batch in batches), device=self.args.device)
         self._pairs_in_step = self.accelerator.gather(pairs.reshape(1)).sum()
-        self._tokens += sum(batch["input_ids"].numel() for batch in batches)
+        self.tally.tokens += sum(batch["input_ids"].numel() for batch in batches)
         return batches, items
 
     def compute_loss(
@@ -191,8 +193,7 @@ class PruningTrainer(MeasuringTrainer):
         parts |= {"loss_language": language, "loss_sparsity": self.gamma * keep.mean()}
         loss = language + parts["loss_sparsity"] if self.config.prunes else language
         self._refuse_nan(loss, parts)
-        for name, part in {**parts, "keep": keep}.items():
-            self._sums[name] = self._sums.get(name, 0) + part.detach()
+        self.tally.add({**parts, "keep": keep})
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()
@@ -260,39 +261,33 @@ class PruningTrainer(MeasuringTrainer):
 
     # ---- the log
 
-    def _restart_sums(self) -> None:
-        self._sums: dict[str, Tensor] = {}
-        self._steps, self._tokens, self._clock = 0, 0, time.perf_counter()
-        self.seconds_off = 0.0
+    def _restart_tally(self) -> None:
+        self.tally, self.seconds_off = Tally(), 0.0
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self._sums:
+        if "loss" in logs and self.tally.sums:
             logs |= self._training_numbers()
         super().log(logs, start_time)
 
     def _training_numbers(self) -> dict[str, float]:
         """Means over the steps since the last log, and the switches as they stand."""
-        seconds = time.perf_counter() - self._clock - self.seconds_off
-        means = {
-            name: self.accelerator.reduce(part, "mean") / max(self._steps, 1)
-            for name, part in self._sums.items()
-        }
+        means = self.tally.means(partial(self.accelerator.reduce, reduction="mean"))
         keep = means.pop("keep").cpu()
         if not self.config.prunes:
             del means["loss_sparsity"]
         numbers = {name: float(mean) for name, mean in means.items()}
-        numbers |= _sparsity("soft" if self.config.prunes else "hard", 1 - keep)
+        numbers |= by_layer("soft" if self.config.prunes else "hard", 1 - keep)
         if self.hard is not None:
-            numbers |= _sparsity("hard", self.hard.per_layer)
+            numbers |= by_layer("hard", self.hard.per_layer)
         if self.config.prunes:
             numbers |= {"alpha": self.pruned.alpha, "gamma": self.gamma}
         for group in self.optimizer.param_groups if self.optimizer else []:
             # those of single layers follow that of the whole
             if group["name"] in ("interaction", "base"):
                 numbers[f"lr_{group['name']}"] = float(group["lr"])
-        tokens = self._tokens * self.accelerator.num_processes
-        numbers["tokens_per_second"] = tokens / max(seconds, 1e-9)
-        self._restart_sums()
+        own = self.tally.tokens_per_second(self.seconds_off)
+        numbers["tokens_per_second"] = own * self.accelerator.num_processes
+        self._restart_tally()
         return numbers
 
 
@@ -313,7 +308,7 @@ class _Pace(TrainerCallback):
         self.trainer.set_alpha()
 
     def on_step_end(self, args: Any, state: Any, *more: Any, **kwargs: Any) -> None:
-        self.trainer._steps += 1
+        self.trainer.tally.steps += 1
         if state.global_step % self.trainer.config.probe_every == 0:
             self.trainer.probe_and_adapt()
 
@@ -348,10 +343,3 @@ def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = Non
     want = labels[:, 1:].flatten().to(logits.device)
     total = F.cross_entropy(logits, want, ignore_index=distill.IGNORE, reduction="sum")
     return total / num_items_in_batch
-
-
-def _sparsity(gate: str, per_layer: Tensor) -> dict[str, float]:
-    return {
-        f"sparsity_{gate}": float(per_layer.mean()),
-        **{f"sparsity_{gate}_layer_{i}": float(share) for i, share in enumerate(per_layer)},
-    }
