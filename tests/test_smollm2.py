@@ -24,6 +24,7 @@ from kvprune.train.run import run as train
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "experiments" / "smollm2"))
 
+import average
 import chats
 import common
 import forgets
@@ -198,6 +199,32 @@ def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
     run(tuning, monkeypatch, *asked, 3, "--only", "lora-0.001")
 
 
+def test_the_mean_of_two_adapters(place, tmp_path):
+    model = load_base(place / "model", "float32")
+    with kvprune.load(model, place / "strong") as pruned:
+        whole = {n: p.detach().clone() for n, p in pruned.model.named_parameters()}
+        with torch.no_grad():
+            for name, parameter in pruned.model.named_parameters():
+                if "interaction" in name or "lora_" in name:
+                    parameter.mul_(3.0)
+        pruned.save(tmp_path / "thrice")
+    average.average(place / "strong", tmp_path / "thrice", 0.25, tmp_path / "between")
+    with kvprune.load(load_base(place / "model", "float32"), tmp_path / "between") as pruned:
+        for name, parameter in pruned.model.named_parameters():
+            factor = 1.5 if "interaction" in name or "lora_" in name else 1.0
+            torch.testing.assert_close(parameter, factor * whole[name])
+    with pytest.raises(PruneError, match=r"share=1.5 is not between 0 and 1"):
+        average.average(place / "strong", tmp_path / "thrice", 1.5, tmp_path / "wrong")
+    with pytest.raises(PruneError, match=r"no two adapters of the same kind"):
+        average.average(place / "strong", tmp_path, 0.5, tmp_path / "wrong")
+    other = kvprune.attach(load_base(place / "model", "float32"), kvprune.PruningConfig(rank=4))
+    other.save(tmp_path / "other")
+    (tmp_path / "thrice/adapter_model.safetensors").unlink()
+    with pytest.raises(PruneError, match=r"hold different weights; train both alike"):
+        average.average(tmp_path / "thrice", tmp_path / "other", 0.5, tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()
+
+
 def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, monkeypatch):
     adapters = registered.register(monkeypatch, tmp_path)
     (tmp_path / "text.txt").write_text(sentences("w", 3, 200))
@@ -208,6 +235,7 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
         "first": {"data": data, "train": short},
         "80": {"data": data, "start": "first", "train": short},
         "50": {"data": data, "start": "80", "train": {**short, "gamma": 0.1}},
+        "60": {"between": ("80", "50"), "share": 0.75},
     }
     for name, value in {"BASE": "little", "STAGES": stages, "DEFAULT": "50"}.items():
         monkeypatch.setattr(strengths, name, value)
@@ -216,7 +244,7 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
          "sparsity": sparsity, "perplexity": perplexity, "kl": 0.01, "match": 0.9}
         for method, strength, sparsity, perplexity in (
             ("dense", None, 0.0, 20.0), ("ours", "80", 0.81, 21.0), ("ours", "50", 0.52, 20.2),
-            ("tova", "80", 0.81, 30.0),
+            ("ours", "60", 0.6, 20.4), ("tova", "80", 0.81, 30.0),
         )
     ]  # fmt: skip
     (tmp_path / "docs/results").mkdir(parents=True)
@@ -233,14 +261,15 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     assert [(row["strength"], row["step"]) for row in curves] == [
         (strength, step) for strength in ("first", "80", "50") for step in (1, 2)
     ]
-    strong, mild = registry.entries()[::-1]
-    assert (strong.name, mild.name) == ("little-80", "little-50")
+    strong, mean, mild = registry.entries()[::-1]
+    assert (strong.name, mean.name, mild.name) == ("little-80", "little-60", "little-50")
     assert mild.about == About("little", "wheel", 0.5, 0.52, 1.01, True)
     assert strong.about == About("little", "wheel", 0.8, 0.81, 1.05, False)
     card = (adapters / "little-80/README.md").read_text()
     assert "| a book (Babbitt) | 1,024 | 81.0% | 20.00 | 21.00 (+5.0%) | 0.010 | 90.0% |" in card
     assert str(tmp_path) not in card
     assert "gamma: 0.3" in card
+    assert "mean_of:\n  '80': 0.25\n  '50': 0.75\n" in (mean.folder / "README.md").read_text()
     monkeypatch.setattr(strengths, "run", lambda *_: pytest.fail("trained already"))
     run(strengths, monkeypatch, *asked)
 

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 import common
+from average import average
 from card import card
 from common import DENSE, OURS, Row
 from kvprune.errors import PruneError
@@ -31,19 +32,24 @@ from kvprune.train.run import run
 
 BASE = "smollm2-135m"
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
-# name: what differs from the recipe; one that is a number is a strength, in % of 1,024 tokens
+
+
+def later(start: str, seed: int, length: int = 1024, **train: Any) -> dict[str, Any]:
+    """A stage that goes on from another, with LoRA at three times the recipe's rate."""
+    data = {"seed": seed, "length": length}
+    return {"start": start, "data": data, "train": {"base_lr": 1e-3, "seed": seed, **train}}
+
+
+# name: what differs from the recipe, or the mean of two others; one that is a number is a
+# strength, in % of 1,024 tokens
 STAGES: dict[str, dict[str, Any]] = {
     "first": {"train": {"gamma": 0.3}},
-    "70": {
-        "start": "first",
-        "train": {"gamma": 0.1, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 1},
-        "data": {"seed": 1},
-    },
-    "80": {
-        "start": "70",
-        "train": {"gamma": 0.25, "alpha_start": 3.0, "steps": 120, "base_lr": 1e-3, "seed": 2},
-        "data": {"seed": 2},
-    },
+    "70": later("first", 1, gamma=0.1, alpha_start=3.0, steps=120),
+    "strong": later("70", 2, gamma=0.25, alpha_start=3.0, steps=120),
+    # longer rows: what lies far back counts for more
+    "long": later("strong", 3, length=2048, gamma=0.2, alpha_start=4.0, steps=110, warmup=5),
+    "more": later("long", 4, length=2048, gamma=0.25, alpha_start=5.0, steps=45, warmup=3),
+    "80": {"between": ("long", "more"), "share": 0.6},
 }
 DEFAULT = "70"
 SAVED = "kvprune.safetensors"
@@ -75,6 +81,9 @@ def train(name: str, runs: Path) -> None:
         raise PruneError(f"stage {name!r} is unknown; there are {', '.join(STAGES)}")
     if finished(folder):
         return
+    if between := STAGES[name].get("between"):
+        average(*(runs / part for part in between), STAGES[name]["share"], folder)
+        return
     over = {"model": BASE, **STAGES[name]}
     if "start" in over:
         over["start"] = str(runs / over["start"])
@@ -91,10 +100,11 @@ def finished(folder: Path) -> bool:
 
 def curve(name: str, folder: Path) -> list[Row]:
     """A row for each step that was logged: the KL, the share pruned, α."""
-    state = max(
-        folder.glob("checkpoint-*/trainer_state.json"), key=lambda file: file.stat().st_mtime
+    states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda f: f.stat().st_mtime)
+    # the mean of two runs has none of its own
+    found: list[dict[str, Any]] = (
+        json.loads(states[-1].read_text())["log_history"] if states else []
     )
-    found: list[dict[str, Any]] = json.loads(state.read_text())["log_history"]
     return [
         {"strength": name, "step": row["step"], **{key: row[key] for key in CURVES}}
         for row in found
@@ -138,6 +148,9 @@ def packed(name: str, folder: Path, docs: Path) -> str:
     for place in ("start", "model"):
         settings.pop(place, None)
     settings["data"] = {"length": settings["data"]["length"]}
+    if between := STAGES[name].get("between"):
+        shares = (1 - STAGES[name]["share"], STAGES[name]["share"])
+        settings = {"mean_of": dict(zip(between, shares, strict=True)), **settings}
     write_whole(entry.folder / "README.md", card(entry.name, about, rows, settings).encode())
     return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"
 
