@@ -199,29 +199,32 @@ def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
     run(tuning, monkeypatch, *asked, 3, "--only", "lora-0.001")
 
 
-def test_the_mean_of_two_adapters(place, tmp_path):
-    model = load_base(place / "model", "float32")
-    with kvprune.load(model, place / "strong") as pruned:
+def test_the_mean_of_adapters(place, tmp_path):
+    with kvprune.load(load_base(place / "model", "float32"), place / "strong") as pruned:
         whole = {n: p.detach().clone() for n, p in pruned.model.named_parameters()}
         with torch.no_grad():
             for name, parameter in pruned.model.named_parameters():
                 if "interaction" in name or "lora_" in name:
                     parameter.mul_(3.0)
         pruned.save(tmp_path / "thrice")
-    average.average(place / "strong", tmp_path / "thrice", 0.25, tmp_path / "between")
-    with kvprune.load(load_base(place / "model", "float32"), tmp_path / "between") as pruned:
+    average.average([place / "strong", place / "strong", tmp_path / "thrice"], tmp_path / "mean")
+    with kvprune.load(load_base(place / "model", "float32"), tmp_path / "mean") as pruned:
         for name, parameter in pruned.model.named_parameters():
-            factor = 1.5 if "interaction" in name or "lora_" in name else 1.0
+            factor = 5 / 3 if "interaction" in name or "lora_" in name else 1.0
             torch.testing.assert_close(parameter, factor * whole[name])
-    with pytest.raises(PruneError, match=r"share=1.5 is not between 0 and 1"):
-        average.average(place / "strong", tmp_path / "thrice", 1.5, tmp_path / "wrong")
-    with pytest.raises(PruneError, match=r"no two adapters of the same kind"):
-        average.average(place / "strong", tmp_path, 0.5, tmp_path / "wrong")
-    other = kvprune.attach(load_base(place / "model", "float32"), kvprune.PruningConfig(rank=4))
-    other.save(tmp_path / "other")
-    (tmp_path / "thrice/adapter_model.safetensors").unlink()
-    with pytest.raises(PruneError, match=r"hold different weights; train both alike"):
-        average.average(tmp_path / "thrice", tmp_path / "other", 0.5, tmp_path / "wrong")
+
+
+def test_adapters_of_different_kinds_have_no_mean(place, tmp_path):
+    for name, rank in (("narrow", 4), ("wide", 8)):
+        config = kvprune.PruningConfig(rank=rank)
+        kvprune.attach(load_base(place / "model", "float32"), config).save(tmp_path / name)
+    for runs, message in (
+        ([place / "model" / "none"], r"none holds no adapter"),
+        ([tmp_path / "wide", place / "strong"], r"adapter_model.safetensors is not there"),
+        ([tmp_path / "wide", tmp_path / "narrow"], r"narrow.* differs in shape from .*wide"),
+    ):
+        with pytest.raises(PruneError, match=message):
+            average.average(runs, tmp_path / "wrong")
     assert not (tmp_path / "wrong").exists()
 
 
@@ -235,7 +238,7 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
         "first": {"data": data, "train": short},
         "80": {"data": data, "start": "first", "train": short},
         "50": {"data": data, "start": "80", "train": {**short, "gamma": 0.1}},
-        "60": {"between": ("80", "50"), "share": 0.75},
+        "60": {"mean_of": ("80", "50")},
     }
     for name, value in {"BASE": "little", "STAGES": stages, "DEFAULT": "50"}.items():
         monkeypatch.setattr(strengths, name, value)
@@ -269,7 +272,7 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     assert "| a book (Babbitt) | 1,024 | 81.0% | 20.00 | 21.00 (+5.0%) | 0.010 | 90.0% |" in card
     assert str(tmp_path) not in card
     assert "gamma: 0.3" in card
-    assert "mean_of:\n  '80': 0.25\n  '50': 0.75\n" in (mean.folder / "README.md").read_text()
+    assert "mean_of:\n- '80'\n- '50'\n" in (mean.folder / "README.md").read_text()
     monkeypatch.setattr(strengths, "run", lambda *_: pytest.fail("trained already"))
     run(strengths, monkeypatch, *asked)
 

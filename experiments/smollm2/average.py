@@ -1,19 +1,20 @@
-"""An adapter between two others: the weighted mean of their weights.
+"""The mean of several adapters, weight by weight.
 
-    python experiments/smollm2/average.py FIRST SECOND OUT --share 0.6
+    python experiments/smollm2/average.py RUN RUN... --out OUT
 
-Of two runs, the second going on from the first: on the way from one to the other lies a model that
-prunes as much as is wanted, and the mean of two late points of a training is often better than
-either for its sparsity. `share` is that of the second.
+Of runs that go on from one another: each has the noise of its last few rows, and their mean less of
+it. It prunes about as much as they do in the mean.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import safe_open
+from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 
 from kvprune.errors import PruneError
@@ -22,37 +23,38 @@ from kvprune.files import write_whole
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    for name in ("first", "second", "out"):
-        parser.add_argument(name, type=Path)
-    parser.add_argument("--share", type=float, default=0.5, help="of the second, 0 to 1")
+    parser.add_argument("runs", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    average(args.first, args.second, args.share, args.out)
+    average(args.runs, args.out)
     print(f"wrote {args.out}")
 
 
-def average(first: Path, second: Path, share: float, out: Path) -> None:
-    """Write out = (1 − share) · first + share · second; all else is the second's."""
-    if not 0 <= share <= 1:
-        raise PruneError(f"share={share} is not between 0 and 1")
-    names = sorted(file.name for file in second.glob("*.safetensors"))
-    if not names or names != sorted(file.name for file in first.glob("*.safetensors")):
-        raise PruneError(f"{first} and {second} are no two adapters of the same kind")
-    made = {name: _mean(first / name, second / name, share) for name in names}
+def average(runs: Sequence[Path], out: Path) -> None:
+    """Write the mean of all runs' weights; settings are those of the last."""
+    last = runs[-1]
+    names = sorted(file.name for file in last.glob("*.safetensors"))
+    made = {name: _mean([run / name for run in runs]) for name in names}
+    if not made:
+        raise PruneError(f"{last} holds no adapter; pass folders that kvprune train wrote")
     out.mkdir(parents=True, exist_ok=True)
     for name, data in made.items():
         write_whole(out / name, data)
     for name in ("adapter_config.json", "recipe.yaml"):
-        if (second / name).exists():
-            shutil.copy(second / name, out / name)
+        if (last / name).exists():
+            shutil.copy(last / name, out / name)
 
 
-def _mean(first: Path, second: Path, share: float) -> bytes:
-    with safe_open(first, framework="pt") as a, safe_open(second, framework="pt") as b:
-        shapes = [{k: f.get_slice(k).get_shape() for k in f.keys()} for f in (a, b)]  # noqa: SIM118
-        if shapes[0] != shapes[1]:
-            raise PruneError(f"{first} and {second} hold different weights; train both alike")
-        mean = {k: (1 - share) * a.get_tensor(k) + share * b.get_tensor(k) for k in shapes[0]}
-        return to_bytes(mean, metadata=b.metadata())
+def _mean(files: Sequence[Path]) -> bytes:
+    if missing := [file for file in files if not file.is_file()]:
+        raise PruneError(f"{missing[0]} is not there; the runs must be of one kind")
+    weights = [load_file(file) for file in files]
+    shapes = [{name: tensor.shape for name, tensor in part.items()} for part in weights]
+    if odd := [file for file, shape in zip(files, shapes, strict=True) if shape != shapes[0]]:
+        raise PruneError(f"{odd[0]} differs in shape from {files[0]}; both must be of one kind")
+    mean = {name: sum(part[name] for part in weights) / len(weights) for name in weights[0]}
+    with safe_open(files[-1], framework="pt") as opened:
+        return to_bytes(mean, metadata=opened.metadata())
 
 
 if __name__ == "__main__":

@@ -40,7 +40,7 @@ def later(start: str, seed: int, length: int = 1024, **train: Any) -> dict[str, 
     return {"start": start, "data": data, "train": {"base_lr": 1e-3, "seed": seed, **train}}
 
 
-# name: what differs from the recipe, or the mean of two others; one that is a number is a
+# name: what differs from the recipe, or the mean of others; one that is a number is a
 # strength, in % of 1,024 tokens
 STAGES: dict[str, dict[str, Any]] = {
     "first": {"train": {"gamma": 0.3}},
@@ -49,7 +49,7 @@ STAGES: dict[str, dict[str, Any]] = {
     # longer rows: what lies far back counts for more
     "long": later("strong", 3, length=2048, gamma=0.2, alpha_start=4.0, steps=110, warmup=5),
     "more": later("long", 4, length=2048, gamma=0.25, alpha_start=5.0, steps=45, warmup=3),
-    "80": {"between": ("long", "more"), "share": 0.6},
+    "80": {"mean_of": ("strong", "long", "more")},
 }
 DEFAULT = "70"
 SAVED = "kvprune.safetensors"
@@ -81,8 +81,8 @@ def train(name: str, runs: Path) -> None:
         raise PruneError(f"stage {name!r} is unknown; there are {', '.join(STAGES)}")
     if finished(folder):
         return
-    if between := STAGES[name].get("between"):
-        average(*(runs / part for part in between), STAGES[name]["share"], folder)
+    if parts := STAGES[name].get("mean_of"):
+        average([runs / part for part in parts], folder)
         return
     over = {"model": BASE, **STAGES[name]}
     if "start" in over:
@@ -101,7 +101,7 @@ def finished(folder: Path) -> bool:
 def curve(name: str, folder: Path) -> list[Row]:
     """A row for each step that was logged: the KL, the share pruned, α."""
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda f: f.stat().st_mtime)
-    # the mean of two runs has none of its own
+    # the mean of runs has none of its own
     found: list[dict[str, Any]] = (
         json.loads(states[-1].read_text())["log_history"] if states else []
     )
@@ -148,9 +148,8 @@ def packed(name: str, folder: Path, docs: Path) -> str:
     for place in ("start", "model"):
         settings.pop(place, None)
     settings["data"] = {"length": settings["data"]["length"]}
-    if between := STAGES[name].get("between"):
-        shares = (1 - STAGES[name]["share"], STAGES[name]["share"])
-        settings = {"mean_of": dict(zip(between, shares, strict=True)), **settings}
+    if parts := STAGES[name].get("mean_of"):
+        settings = {"mean_of": list(parts), **settings}
     write_whole(entry.folder / "README.md", card(entry.name, about, rows, settings).encode())
     return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"
 
