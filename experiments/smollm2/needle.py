@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import common
-from common import DENSE, METHODS, Row, numbers, table
+from common import DENSE, METHODS, POLICIES, Row, numbers, table
 from kvprune import Pruned, PrunedCache
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--depths", default="0.1,0.3,0.5,0.7,0.9")
     parser.add_argument("--seeds", type=int, default=4, help="prompts at each depth")
     parser.add_argument("--methods", default=",".join(METHODS))
+    parser.add_argument("--policies-at", help="contexts of the policies; all by default")
     args = parser.parse_args()
     rows = run(args)
     about = {"model": str(args.model), "fact": FACT, "question": QUESTION, "wrong": WRONG}
@@ -75,13 +76,15 @@ def run(args: argparse.Namespace) -> list[Row]:
     methods = common.chosen(args.methods)
     points = common.points(args, "needle", depths=depths, seeds=args.seeds, fact=FACT, task=TASK)
     filler = subject.tokenizer(common.open_text(args.text)[:2_000_000], verbose=False).input_ids
+    with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
     rows: list[Row] = []
     for context in sorted(numbers(args.contexts, int, "--contexts")):
+        here = [name for name in methods if name not in POLICIES or context in with_policies]
         prompts = list(all_prompts(subject.tokenizer, filler, context, depths, args.seeds))
         measure = partial(ask_all, tokenizer=subject.tokenizer, prompts=prompts)
         # another filler, another measurement
         where = {"context": context, "prompts": digest(prompts)}
-        for found in common.compared(subject, methods, points, where, measure, held):
+        for found in common.compared(subject, here, points, where, measure, held):
             print(line(found), flush=True)
             rows += found
     return rows
