@@ -1,5 +1,6 @@
 """The experiments on SmolLM2, at toy size on the package's small model: they run, and add up."""
 
+import argparse
 import gzip
 import json
 import random
@@ -304,6 +305,15 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     monkeypatch.setattr(quality, "perplexity", again)
     run(quality, monkeypatch, *args)
     assert rows_of(tmp_path / "docs", "smollm2") == rows
+
+
+def test_policies_are_measured_where_they_are_wanted():
+    asked = {"methods": "dense,ours,tova", "contexts": "256,1024"}
+    some = argparse.Namespace(**asked, policies_at="1024")
+    assert common.chosen_at(some, 256) == ["dense", "ours"]
+    assert common.chosen_at(some, 1024) == ["dense", "ours", "tova"]
+    everywhere = argparse.Namespace(**asked, policies_at=None)
+    assert common.chosen_at(everywhere, 256) == ["dense", "ours", "tova"]
 
 
 def test_windows_of_any_length_predict_the_same_tokens():

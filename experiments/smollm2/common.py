@@ -144,6 +144,13 @@ def _with(
         return measure(pruned)
 
 
+def chosen_at(args: argparse.Namespace, context: int) -> list[str]:
+    """--methods at this context: the policies where --policies-at wants them, all by default."""
+    with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
+    methods = chosen(args.methods)
+    return [name for name in methods if name not in POLICIES or context in with_policies]
+
+
 def chosen(text: str) -> list[str]:
     """--methods as a list."""
     methods = text.split(",")

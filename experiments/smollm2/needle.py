@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 import common
-from common import DENSE, METHODS, POLICIES, Row, numbers, table
+from common import DENSE, METHODS, Row, numbers, table
 from kvprune import Pruned, PrunedCache
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
@@ -73,13 +73,11 @@ def main() -> None:
 def run(args: argparse.Namespace) -> list[Row]:
     subject = common.subject(args)
     depths = numbers(args.depths, float, "--depths")
-    methods = common.chosen(args.methods)
     points = common.points(args, "needle", depths=depths, seeds=args.seeds, fact=FACT, task=TASK)
     filler = subject.tokenizer(common.open_text(args.text)[:2_000_000], verbose=False).input_ids
-    with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
     rows: list[Row] = []
     for context in sorted(numbers(args.contexts, int, "--contexts")):
-        here = [name for name in methods if name not in POLICIES or context in with_policies]
+        here = common.chosen_at(args, context)
         prompts = list(all_prompts(subject.tokenizer, filler, context, depths, args.seeds))
         measure = partial(ask_all, tokenizer=subject.tokenizer, prompts=prompts)
         # another filler, another measurement

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import common
-from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
+from common import DENSE, METHODS, Row, Subject, numbers, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
@@ -53,13 +53,12 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
     contexts = sorted(numbers(args.contexts, int, "--contexts"))
-    methods, subject = common.chosen(args.methods), common.subject(args)
+    subject = common.subject(args)
     points = common.points(args, "quality", tokens=args.tokens)
-    with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
     rows: list[Row] = []
     # context by context, the short ones first: something is there to be seen soon
     for context in contexts:
-        here = [name for name in methods if name not in POLICIES or context in with_policies]
+        here = common.chosen_at(args, context)
         for text in (name for name in TEXTS if getattr(args, name)):
             ids = tokens(subject, getattr(args, text), contexts[-1] // 2 + args.tokens + 1)
             windows = halves(ids, context, contexts[-1], args.tokens)
