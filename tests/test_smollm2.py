@@ -37,6 +37,7 @@ import speed
 import text
 import train as strengths
 import tuning
+import zeroshot
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"
@@ -194,10 +195,42 @@ def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
         name: strengths.curve(name, tmp_path / "runs" / f"{name}-3x32")[0]["loss_kl"]
         for name in tuning.SIDES
     }
-    assert first["all-0.0001"] == pytest.approx(first["frozen"], rel=1e-3)
+    assert first["all-0.0001"] == pytest.approx(first["interaction-0"], rel=1e-3)
     assert len({row["perplexity"] for row in rows}) == len(rows)
     monkeypatch.setattr(tuning, "run", lambda *_: pytest.fail("trained already"))
     run(tuning, monkeypatch, *asked, 3, "--only", "lora-0.001")
+
+
+def test_tasks_of_dense_and_ours_in_one_table(place, tmp_path, monkeypatch, capsys):
+    files = tmp_path / "files"
+    files.mkdir()
+    sayings = [f"She {verb} the door. He saw that she had not {verb} the door"
+               for verb in ("shut", "closed", "painted")]  # fmt: skip
+    (files / "lambada.jsonl").write_text("".join(json.dumps({"text": s}) + "\n" for s in sayings))
+    asked = [place / "model", place / "strong", "--files", files, "--tasks", "lambada",
+             "--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]  # fmt: skip
+    run(zeroshot, monkeypatch, *asked)
+    rows = rows_of(tmp_path / "docs", "smollm2_zeroshot")
+    assert [(row["method"], row["strength"], row["task"]) for row in rows] == [
+        ("dense", None, "lambada"), ("dense", None, "mean"),
+        ("ours", "strong", "lambada"), ("ours", "strong", "mean"),
+    ]  # fmt: skip
+    dense, ours = rows[0], rows[2]
+    assert dense["sparsity"] == 0.0 < ours["sparsity"]
+    assert dense["perplexity"] != ours["perplexity"]
+    shown = (
+        f"| strong | {ours['accuracy']:.1%} ({ours['perplexity']:.1f}), {ours['sparsity']:.0%} |"
+    )
+    assert shown in capsys.readouterr().out
+    monkeypatch.setattr(
+        "kvprune.evaluate.zeroshot._score", lambda *_: pytest.fail("measured already")
+    )
+    run(zeroshot, monkeypatch, *asked)
+
+
+def test_dense_of_our_own_name_is_not_its_default_adapter():
+    assert zeroshot.dense("smollm2-135m") == "smollm2-135m-dense"
+    assert zeroshot.dense("some/folder") == "some/folder"
 
 
 def test_the_mean_of_adapters(place, tmp_path):

@@ -25,14 +25,13 @@ from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
 from train import BASE, RECIPE, curve
 
-# name: what learns beside the interaction weights, and its learning rate
+# what learns beside the interaction weights, and its learning rate (they have their own)
 SIDES: dict[str, tuple[str, float]] = {
-    "frozen": ("interaction", 1e-3),
-    "lora-0.0003": ("lora", 3e-4),
-    "lora-0.001": ("lora", 1e-3),
-    "all-3e-05": ("all", 3e-5),
-    "all-0.0001": ("all", 1e-4),
-}
+    f"{tune}-{rate:g}": (tune, rate)
+    for tune, rate in (
+        ("interaction", 0.0), ("lora", 3e-4), ("lora", 1e-3), ("all", 3e-5), ("all", 1e-4),
+    )
+}  # fmt: skip
 LAST = 20  # steps of which the mean is taken
 
 

@@ -1,0 +1,79 @@
+"""Zero-shot tasks of SmolLM2: dense, then each strength, in one table.
+
+    python experiments/smollm2/zeroshot.py MODEL ADAPTER... --files DIR
+
+As `kvprune eval zeroshot` for one after another: all of WinoGrande, PIQA and LAMBADA, the first
+1,000 of HellaSwag. It goes on where it stopped, task by task; rows in
+docs/results/smollm2_zeroshot.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from pathlib import Path
+
+import common
+from common import DENSE, OURS, Row, table
+from kvprune.cli.quiet import quiet
+from kvprune.evaluate.zeroshot import HUB, Measured, run
+from kvprune.memory import keep_memory
+from kvprune.models import bases
+
+HELLASWAG = 1000
+
+
+def main() -> None:
+    parser = common.arguments(__doc__)
+    parser.add_argument("--files", type=Path, help="one for each task; from the hub by default")
+    parser.add_argument("--tasks", default=",".join(HUB))
+    parser.add_argument("--hellaswag", type=int, default=HELLASWAG, help="the first so many")
+    args = parser.parse_args()
+    quiet()
+    keep_memory()
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # about what is done on purpose
+    sides = [(DENSE, None), *((OURS, folder) for folder in args.adapters)]
+    rows = [
+        {"method": method, "strength": folder and folder.name, **row.to_dict()}
+        for method, folder in sides
+        for row in measured(args, folder).rows
+    ]
+    about = {"model": args.model, "hellaswag": args.hellaswag}
+    common.publish("smollm2_zeroshot", about, rows, args.docs)
+    show(rows)
+
+
+def measured(args: argparse.Namespace, folder: Path | None) -> Measured:
+    tasks = args.tasks.split(",")
+    limit = {task: args.hellaswag for task in tasks if task == "hellaswag"}
+    model, adapter = (args.model, str(folder)) if folder else (dense(args.model), None)
+    out = args.runs / "zeroshot" / (folder.name if folder else DENSE)
+    print(f"{out.name}: {', '.join(tasks)}", flush=True)
+    return run(model, adapter=adapter, tasks=tasks, files=args.files, limit=limit, out=out)
+
+
+def dense(model: str) -> str:
+    """One of our own names alone is that of its default adapter."""
+    return f"{model}{bases.DENSE}" if model in bases.BASES else model
+
+
+def show(rows: list[Row]) -> None:
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+    sides = list(dict.fromkeys((row["method"], row["strength"]) for row in rows))
+    found = {(row["method"], row["strength"], row["task"]): row for row in rows}
+    table(
+        ["", *tasks],
+        [[strength or method, *(cell(found[method, strength, task]) for task in tasks)]
+         for method, strength in sides],
+    )  # fmt: skip
+
+
+def cell(row: Row) -> str:
+    """Accuracy; in brackets what the task has beside it; how much was pruned."""
+    normed, perplexity = row.get("accuracy_norm"), row.get("perplexity")
+    beside = f" ({normed:.1%})" if normed else f" ({perplexity:.1f})" if perplexity else ""
+    return f"{row['accuracy']:.1%}{beside}, {row['sparsity']:.0%}"
+
+
+if __name__ == "__main__":
+    main()
