@@ -2,8 +2,9 @@
 
     python experiments/smollm2/train.py [--pack]
 
-Text must be there (text.py). The first goes on from the dense model by the recipe, each
-other from an earlier one with another γ. It goes on where it stopped, in the middle of a run, too.
+Text must be there (text.py). The first goes on from the dense model by the recipe, each other from
+an earlier one with another γ; what is shipped is a mean of some. It goes on where it stopped, in the
+middle of a run, too.
 --pack puts the adapters into the package, with what quality.py measured of them.
 """
 
@@ -44,11 +45,12 @@ def later(start: str, seed: int, length: int = 1024, **train: Any) -> dict[str, 
 # strength, in % of 1,024 tokens
 STAGES: dict[str, dict[str, Any]] = {
     "first": {"train": {"gamma": 0.3}},
-    "70": later("first", 1, gamma=0.1, alpha_start=3.0, steps=120),
-    "strong": later("70", 2, gamma=0.25, alpha_start=3.0, steps=120),
+    "weak": later("first", 1, gamma=0.1, alpha_start=3.0, steps=120),
+    "strong": later("weak", 2, gamma=0.25, alpha_start=3.0, steps=120),
     # longer rows: what lies far back counts for more
     "long": later("strong", 3, length=2048, gamma=0.2, alpha_start=4.0, steps=110, warmup=5),
     "more": later("long", 4, length=2048, gamma=0.25, alpha_start=5.0, steps=45, warmup=3),
+    "70": {"mean_of": ("weak", "long")},
     "80": {"mean_of": ("strong", "long", "more")},
 }
 DEFAULT = "70"
