@@ -154,7 +154,7 @@ def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
                 drawing.line(axis, number, *zip(*pairs, strict=True), method)
         axis.set(xlabel="context pruned, %", ylabel="perplexity / dense")
         cut_off(axis, [r for r in rows if (r["text"], r["context"]) == key], dense[key])
-    drawing.legend(axes[0])
+    drawing.legend_above(figure, axes[0])
     for file in drawing.save(figure, docs / "figures" / "smollm2"):
         print(f"wrote {file}")
 

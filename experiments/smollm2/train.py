@@ -3,8 +3,8 @@
     python experiments/smollm2/train.py [--pack]
 
 Text must be there (text.py). The first goes on from the dense model by the recipe, each other from
-an earlier one with another γ; what is shipped is a mean of some. It goes on where it stopped, in the
-middle of a run, too.
+an earlier one with another γ; what is shipped is a mean of some. It goes on where it stopped, also
+in the middle of a run.
 --pack puts the adapters into the package, with what quality.py measured of them.
 """
 

@@ -99,6 +99,16 @@ def legend(axis: Axes, order: int = 1, **where: Any) -> None:
         )
 
 
+def legend_above(figure: Figure, axis: Axes) -> None:
+    """The names of one panel's series above all panels, where they hide nothing."""
+    handles, names = axis.get_legend_handles_labels()
+    if handles:
+        figure.legend(
+            handles, names, loc="outside upper left", ncols=len(names), frameon=False,
+            fontsize=8.5, labelcolor=INK,
+        )  # fmt: skip
+
+
 def heading(figure: Figure, text: str) -> None:
     figure.suptitle(plain(text), fontsize=11, color=INK)
 
