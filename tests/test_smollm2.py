@@ -285,7 +285,9 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
         )
     ]  # fmt: skip
     (tmp_path / "docs/results").mkdir(parents=True)
-    (tmp_path / "docs/results/smollm2.json").write_text(json.dumps({"rows": rows}))
+    for file, tokens in (("smollm2", 64), ("smollm2_1024", 1280)):
+        said = json.dumps({"about": {"tokens": tokens}, "rows": rows})
+        (tmp_path / f"docs/results/{file}.json").write_text(said)
     asked = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]
     with pytest.raises(PruneError, match=r"goes on from .*80, which is not trained yet"):
         run(strengths, monkeypatch, *asked, "--only", "50")
@@ -303,6 +305,8 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     assert mild.about == About("little", "wheel", 0.5, 0.52, 1.01, True)
     assert strong.about == About("little", "wheel", 0.8, 0.81, 1.05, False)
     card = (adapters / "little-80/README.md").read_text()
+    assert "81.0% of 1,024 tokens pruned\nfor +5.0% of perplexity" in card
+    assert "1,280 tokens of each" in card
     assert "| a book (Babbitt) | 1,024 | 81.0% | 20.00 | 21.00 (+5.0%) | 0.010 | 90.0% |" in card
     assert str(tmp_path) not in card
     assert "gamma: 0.3" in card

