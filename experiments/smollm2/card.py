@@ -38,8 +38,8 @@ def card(name: str, about: About, tokens: int, rows: list[Row], settings: dict[s
         f"or `kvprune chat {name}`.\n",
         "## Measured\n",
         f"On text that it was not taught on, against the dense model: {about.sparsity:.1%} of "
-        f"1,024 tokens pruned\nfor {about.perplexity_ratio - 1:+.1%} of perplexity, mean over the texts, "
-        f"{tokens:,} tokens of each. By context, on fewer tokens:\n",
+        f"1,024 tokens pruned\nfor {about.perplexity_ratio - 1:+.1%} of perplexity, mean over the "
+        f"texts, {tokens:,} tokens of each. By context, on fewer tokens:\n",
         *_table(rows, strength),
         "\n## Taught on\n",
         "Books in the public domain, WikiText-2's training set, Wikipedia and Wikivoyage (CC BY-SA "
