@@ -233,6 +233,21 @@ def test_dense_of_our_own_name_is_not_its_default_adapter():
     assert zeroshot.dense("some/folder") == "some/folder"
 
 
+def test_nothing_is_packed_that_was_not_measured(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(strengths, "pack", lambda *_: pytest.fail("packed"))
+    (tmp_path / "results").mkdir()
+    for name, wanted in (
+        (None, r"smollm2_1024.json is not there; run quality.py with --name smollm2_1024"),
+        ("smollm2_1024", r"smollm2.json is not there; run quality.py with --name smollm2 first"),
+        ("smollm2", r"smollm2_1024.json says nothing of 70"),
+    ):
+        if name is not None:
+            said = json.dumps({"about": {"tokens": 64}, "rows": []})
+            (tmp_path / "results" / f"{name}.json").write_text(said)
+        with pytest.raises(PruneError, match=wanted):
+            strengths.packed("70", place / "strong", tmp_path)
+
+
 def test_the_mean_of_adapters(place, tmp_path):
     with kvprune.load(load_base(place / "model", "float32"), place / "strong") as pruned:
         whole = {n: p.detach().clone() for n, p in pruned.model.named_parameters()}
@@ -342,6 +357,11 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     monkeypatch.setattr(quality, "perplexity", again)
     run(quality, monkeypatch, *args)
     assert rows_of(tmp_path / "docs", "smollm2") == rows
+    run(quality, monkeypatch, *args, "--methods", "dense,ours", "--name", "few")
+    assert rows_of(tmp_path / "docs", "few") == [
+        row for row in rows if row["method"] not in common.POLICIES
+    ]
+    assert not (tmp_path / "docs/figures/few.svg").exists()
 
 
 def test_policies_are_measured_where_they_are_wanted():

@@ -51,7 +51,8 @@ def card(name: str, about: About, tokens: int, rows: list[Row], settings: dict[s
         "base it is somewhat off.\n- English. 135 million parameters: it makes things up, pruned "
         "or not.\n- What is dropped is gone: a question about a detail of long ago may find "
         "nothing.\n",
-        f"## Settings\n\n```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n",
+        f"## Settings{', of the last run' if 'mean_of' in settings else ''}\n",
+        f"```yaml\n{yaml.safe_dump(settings, sort_keys=False)}```\n",
     ])  # fmt: skip
 
 

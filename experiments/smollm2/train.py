@@ -137,7 +137,8 @@ def draw(rows: list[Row], docs: Path) -> None:
 
 def packed(name: str, folder: Path, docs: Path) -> str:
     """Copy an adapter into the package, with what was measured of it."""
-    at, tokens = measured(AT_1024, docs)
+    # both are read before anything is written
+    (at, tokens), (rows, _) = measured(AT_1024, docs), measured(BY_CONTEXT, docs)
     own = {r["text"]: r for r in at if (r["method"], r["strength"]) == (OURS, name)}
     dense = {r["text"]: r["perplexity"] for r in at if r["method"] == DENSE}
     if not own:
@@ -153,7 +154,6 @@ def packed(name: str, folder: Path, docs: Path) -> str:
     settings["data"] = {"length": settings["data"]["length"]}
     if parts := STAGES[name].get("mean_of"):
         settings = {"mean_of": list(parts), **settings}
-    rows, _ = measured(BY_CONTEXT, docs)
     text = card(entry.name, about, tokens, rows, settings)
     write_whole(entry.folder / "README.md", text.encode())
     return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"

@@ -22,6 +22,7 @@ MARKERS = "osD^vPX*"
 INK, MUTED, GRID = "#1e293c", "#64748c", "#e2e8f1"
 # what stands for each of them in a page: its style sheet says how it looks by day and by night
 VARIABLES = {INK: "var(--ink)", MUTED: "var(--muted)", GRID: "var(--grid)"}
+LEGEND: Any = {"frameon": False, "fontsize": 8.5, "labelcolor": INK}
 STYLE: Any = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -94,19 +95,14 @@ def legend(axis: Axes, order: int = 1, **where: Any) -> None:
     """The names of the series; order −1: the last at the top, as bars are stacked."""
     handles, names = axis.get_legend_handles_labels()
     if handles:
-        axis.legend(
-            handles[::order], names[::order], frameon=False, fontsize=8.5, labelcolor=INK, **where
-        )
+        axis.legend(handles[::order], names[::order], **LEGEND, **where)
 
 
 def legend_above(figure: Figure, axis: Axes) -> None:
     """The names of one panel's series above all panels, where they hide nothing."""
     handles, names = axis.get_legend_handles_labels()
     if handles:
-        figure.legend(
-            handles, names, loc="outside upper left", ncols=len(names), frameon=False,
-            fontsize=8.5, labelcolor=INK,
-        )  # fmt: skip
+        figure.legend(handles, names, loc="outside upper left", ncols=len(names), **LEGEND)
 
 
 def heading(figure: Figure, text: str) -> None:
