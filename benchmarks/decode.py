@@ -3,7 +3,7 @@
 import statistics
 
 import harness
-from kvprune.evaluate.decoding import dense_cache, filled_cache, stepper, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
 # more than 48, and four caches do not fit into 24 GB

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from kvprune.evaluate.timing import interleave, machine, ratio, versions
+from kvprune.evaluate.throughput.timing import interleave, machine, ratio, versions
 
 __all__ = ["arguments", "child", "forget_peak", "interleave", "printed", "ratio", "report",
            "resident"]  # fmt: skip

@@ -1,4 +1,4 @@
-"""What does it save on a CPU that the process keeps freed memory (`kvprune.memory.keep_memory`)?
+"""What does it save on a CPU that the process keeps freed memory (`kvprune.utils.malloc`)?
 
 Processes in turn, with and without; each trains a model of SmolLM2's width with a pruning gate and
 a teacher on rows of 1,024 tokens, and reads as many, and prints the median of its steps.
@@ -43,7 +43,7 @@ def child(side: str, sizes: str) -> list[float]:
 
 def steps_of(side: str, layers: int, steps: int) -> tuple[float, float]:
     """Seconds of a training step and of reading a row: medians, after one to warm up."""
-    from kvprune.memory import keep_memory
+    from kvprune.utils.malloc import keep_memory
 
     if side == "kept" and not keep_memory():
         raise SystemExit("this system has no glibc: nothing to compare")

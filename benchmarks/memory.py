@@ -43,7 +43,7 @@ def filled_cache(pruned):
     """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % a row, ± 40 % a layer."""
     import torch
 
-    from kvprune.evaluate.decoding import filled_cache as filled
+    from kvprune.evaluate.throughput.decoding import filled_cache as filled
 
     random = torch.Generator().manual_seed(0)
     share = 0.9 + 0.2 * torch.rand(12, 32, generator=random)
@@ -64,7 +64,7 @@ def process_bytes(kind: str) -> float:
     import gc
 
     from decode import attached, gpt2
-    from kvprune.evaluate.decoding import dense_cache
+    from kvprune.evaluate.throughput.decoding import dense_cache
 
     model = gpt2("float32")
     pruned = attached(model) if kind == "ours" else None

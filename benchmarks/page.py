@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import harness
-from kvprune.files import write_whole
+from kvprune.utils.files import write_whole
 
 # script → ratio → the question, and the bar: at least (≥) or at most (≤) so much
 QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {

@@ -1,7 +1,7 @@
 """How long does a prompt take? Ours against dense SDPA, 80 % pruned, by length."""
 
 import harness
-from kvprune.evaluate.decoding import twin
+from kvprune.evaluate.throughput.decoding import twin
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def tune(pruned, ids, target: float) -> None:
     """
     import torch
 
-    from kvprune import host
+    from kvprune.integration import host
     from kvprune.ops.keep.drop import drop_steps, kept_pairs
     from kvprune.ops.timeline import make_timeline
 

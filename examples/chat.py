@@ -1,8 +1,8 @@
 """A pruned model by name: it answers, and says how much of the context it still holds."""
 
 import kvprune
+from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.chat import Chat
-from kvprune.pretrained import load_tokenizer
 
 pruned = kvprune.load("smollm2-135m")
 chat = Chat(pruned, load_tokenizer("smollm2-135m"), max_new_tokens=100)

@@ -10,7 +10,7 @@ import torch
 
 import small
 from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig
-from kvprune.baselines import drop_steps
+from kvprune.methods.baselines import drop_steps
 from kvprune.ops.timeline import make_timeline
 
 OUT = small.DOCS / "figures/patterns.svg"

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 import small
-from kvprune.evaluate.cost import PARTS, cost
-from kvprune.evaluate.drawing import COLOURS, legend, line, panels
-from kvprune.evaluate.shape import read_shape
+from kvprune.evaluate.cost.formulas import PARTS, cost
+from kvprune.evaluate.cost.shape import read_shape
+from kvprune.utils.plot import COLOURS, legend, line, panels
 
 MODELS = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 SPARSITIES = (0.0, 0.25, 0.5, 0.65, 0.8, 0.9, 0.95)

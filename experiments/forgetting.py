@@ -23,12 +23,12 @@ import transformers
 
 import small
 from kvprune import PruningConfig, tiny
+from kvprune.adapters.loading import load
 from kvprune.demo import PROMPT
 from kvprune.explain import figures
 from kvprune.explain.animation import animate
 from kvprune.explain.read import trace
 from kvprune.explain.study import Study, study
-from kvprune.loading import load
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 import small
-from kvprune.interaction import Interaction
+from kvprune.methods.interaction import Interaction
 from kvprune.ops.alpha_sigmoid import alpha_sigmoid
 from kvprune.train.schedule import alpha_at
 

@@ -14,7 +14,7 @@ from typing import Any
 import kvprune
 import small
 from kvprune import DenseConfig, H2OConfig, PruningConfig, StreamingConfig, TovaConfig
-from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.perplexity.measure import perplexity
 
 GAMMAS = (0.1, 0.3, 1.0)
 POLICIES = {"streaming": StreamingConfig, "tova": TovaConfig, "h2o": H2OConfig}

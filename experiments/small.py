@@ -20,14 +20,14 @@ import transformers
 
 import kvprune
 from kvprune import Pruned, tiny
+from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.config import Config, to_dict
-from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.perplexity.measure import perplexity
 from kvprune.evaluate.points import Points
-from kvprune.files import write_whole
-from kvprune.pretrained import load_tokenizer
+from kvprune.text.config import DataConfig
+from kvprune.text.rows import Data, load
 from kvprune.train import PruningTrainer, TrainConfig
-from kvprune.train.config import DataConfig
-from kvprune.train.data import Data, load
+from kvprune.utils.files import write_whole
 
 DOCS = Path(__file__).parent.parent / "docs"
 LENGTH, RANK = 512, 32

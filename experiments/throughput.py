@@ -14,11 +14,11 @@ from typing import Any
 
 import small
 from kvprune import PruningConfig
-from kvprune.evaluate.drawing import legend, line, panels
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.sides import load_sides
-from kvprune.evaluate.throughput import Sweep, throughput
-from kvprune.evaluate.timing import machine, versions
+from kvprune.evaluate.throughput.run import Sweep, throughput
+from kvprune.evaluate.throughput.sides import load_sides
+from kvprune.evaluate.throughput.timing import machine, versions
+from kvprune.utils.plot import legend, line, panels
 
 LARGE = Sweep(
     contexts=(128, 256, 512, 1000), batches=(8, 32), sparsities=(0.5, 0.8, 0.9), repeats=3

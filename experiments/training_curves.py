@@ -13,7 +13,7 @@ from typing import Any
 
 import small
 from kvprune import DenseConfig, PruningConfig
-from kvprune.evaluate.drawing import COLOURS, legend, panels
+from kvprune.utils.plot import COLOURS, legend, panels
 
 GAMMAS = (0.03, 0.1, 0.3, 1.0)
 

@@ -16,9 +16,9 @@ from typing import Any
 import small
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.config import Config
-from kvprune.evaluate.drawing import COLOURS, level, line, panels
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.zeroshot import HUB, run
+from kvprune.evaluate.zeroshot.run import HUB, run
+from kvprune.utils.plot import COLOURS, level, line, panels
 
 CHANCE = {"winogrande": 0.5, "hellaswag": 0.25, "piqa": 0.5, "lambada": 0.0}
 SETTINGS: list[tuple[str, Config, dict[str, Any]]] = [

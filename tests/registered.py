@@ -7,10 +7,10 @@ import kvprune
 import saved
 import zoo
 from helpers import uneven_gates
-from kvprune.models import registry, wheel
-from kvprune.models.bases import BASES, Base, Wheel
-from kvprune.models.packing import pack
-from kvprune.models.registry import About
+from kvprune.adapters import registry, wheel
+from kvprune.adapters.bases import BASES, Base, Wheel
+from kvprune.adapters.packing import pack
+from kvprune.adapters.registry import About
 
 LITTLE = Base(
     name="little",

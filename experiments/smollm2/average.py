@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
+from kvprune.utils.files import write_whole
 
 
 def main() -> None:

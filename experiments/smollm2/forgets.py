@@ -18,12 +18,12 @@ import torch
 import common
 from forgetting import verdicts
 from kvprune import Pruned
+from kvprune.adapters.loading import load
 from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.explain import Trace, figures
 from kvprune.explain.read import trace
 from kvprune.explain.study import study
-from kvprune.loading import load
 
 QUESTIONS = (
     "Hello! Can you explain in a few sentences why the sky is blue?",

@@ -30,7 +30,7 @@ import common
 from common import DENSE, METHODS, Row, numbers, table
 from kvprune import Pruned, PrunedCache
 from kvprune.errors import PruneError
-from kvprune.evaluate import drawing
+from kvprune.utils import plot as drawing
 
 CITIES = ("Lyon", "Oslo", "Lima", "Cairo", "Kyoto", "Quito", "Dublin", "Prague", "Havana")
 FACT = "The secret number of the city of {city} is {number}."

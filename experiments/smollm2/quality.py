@@ -23,9 +23,9 @@ import common
 from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
-from kvprune.evaluate import drawing
-from kvprune.evaluate.perplexity import DenseLogits, perplexity
-from kvprune.evaluate.windows import Windows, cut
+from kvprune.evaluate.perplexity.measure import DenseLogits, perplexity
+from kvprune.text.windows import Windows, cut
+from kvprune.utils import plot as drawing
 
 TEXTS = ("wikitext", "book", "news")
 COLUMNS = ("method", "strength", "text", "context", "sparsity", "perplexity", "kl", "match")

@@ -12,9 +12,9 @@ import argparse
 import shutil
 from pathlib import Path
 
+from kvprune.adapters.packing import halved
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
-from kvprune.models.packing import halved
+from kvprune.utils.files import write_whole
 
 
 def main() -> None:

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM
 
 import kvprune
 from common import table
-from kvprune import lora
-from kvprune.evaluate.shape import load_config
+from kvprune.adapters import lora
+from kvprune.evaluate.cost.shape import load_config
 from shrink import shrink
 
 LORA, INTERACTION = (8, 16), (16, 32, 64)

@@ -3,7 +3,7 @@
     python experiments/smollm2/speed.py MODEL ADAPTER... --text held_out_book.txt
     kvprune eval throughput ... --memory 4GB        is the same for one adapter and any model
 
-All sides of a batch lie in memory together and decode in turn (kvprune.evaluate.throughput);
+All sides of a batch lie in memory together and decode in turn (kvprune.evaluate.throughput.run);
 ours has read real text, different in each row. In bfloat16 on a CPU without instructions for it,
 the matrix products outside of attention are done in float32 on all sides (benchmarks/decode.py).
 Then, by formula (kvprune.evaluate.cost): the largest batch whose weights and cache fit into 4 GB,
@@ -24,14 +24,14 @@ import torch
 import common
 from common import Adapter, Row, numbers, table
 from kvprune.cli.quiet import quiet
-from kvprune.evaluate import sides
-from kvprune.evaluate.amounts import size
-from kvprune.evaluate.cost import cache_bytes
-from kvprune.evaluate.decoding import nbytes
-from kvprune.evaluate.shape import Shape, read_shape
-from kvprune.evaluate.sides import Loaded, load_sides
-from kvprune.evaluate.throughput import REALISTIC, Sweep, throughput
-from kvprune.evaluate.timing import machine, versions
+from kvprune.evaluate.cost.formulas import cache_bytes
+from kvprune.evaluate.cost.shape import Shape, read_shape
+from kvprune.evaluate.throughput import sides
+from kvprune.evaluate.throughput.decoding import nbytes
+from kvprune.evaluate.throughput.run import REALISTIC, Sweep, throughput
+from kvprune.evaluate.throughput.sides import Loaded, load_sides
+from kvprune.evaluate.throughput.timing import machine, versions
+from kvprune.utils.amounts import size
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
 from decode import emulated, widen_products

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from chats import conversations, messages, paragraphs
+from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
-from kvprune.pretrained import load_tokenizer
+from kvprune.utils.files import write_whole
 
 SHARES = {"books": 0.3, "encyclopedic": 0.3, "news": 0.15, "chat": 0.25}
 # some 4.4 letters a token: 1,100 and 4,100 tokens

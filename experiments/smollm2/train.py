@@ -22,14 +22,14 @@ import common
 from average import average
 from card import card
 from common import DENSE, OURS, Row
+from kvprune.adapters.packing import pack
+from kvprune.adapters.registry import About
 from kvprune.errors import PruneError
-from kvprune.evaluate import drawing
-from kvprune.files import write_whole
-from kvprune.memory import keep_memory
-from kvprune.models.packing import pack
-from kvprune.models.registry import About
 from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
+from kvprune.utils import plot as drawing
+from kvprune.utils.files import write_whole
+from kvprune.utils.malloc import keep_memory
 
 BASE = "smollm2-135m"
 RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"

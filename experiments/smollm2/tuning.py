@@ -19,10 +19,10 @@ from typing import Any
 import common
 from common import Row, table
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
-from kvprune.memory import keep_memory
 from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
+from kvprune.utils.files import write_whole
+from kvprune.utils.malloc import keep_memory
 from train import BASE, RECIPE, curve
 
 # what learns beside the interaction weights, and its learning rate (they have their own)

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import common
 from common import DENSE, OURS, Row, table
+from kvprune.adapters import bases
 from kvprune.cli.quiet import quiet
-from kvprune.evaluate.zeroshot import HUB, Measured, run
-from kvprune.memory import keep_memory
-from kvprune.models import bases
+from kvprune.evaluate.zeroshot.run import HUB, Measured, run
+from kvprune.utils.malloc import keep_memory
 
 HELLASWAG = 1000
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from kvprune.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kvprune.cache import PrunedCache as PrunedCache
+    from kvprune.adapters.saving import load as load
+    from kvprune.cache.pruned_cache import PrunedCache as PrunedCache
     from kvprune.config import DenseConfig as DenseConfig
     from kvprune.config import H2OConfig as H2OConfig
     from kvprune.config import LocalConfig as LocalConfig
@@ -17,21 +18,20 @@ if TYPE_CHECKING:
     from kvprune.config import StridedConfig as StridedConfig
     from kvprune.config import TovaConfig as TovaConfig
     from kvprune.errors import PruneError as PruneError
+    from kvprune.integration.handle import Pruned as Pruned
+    from kvprune.integration.handle import Sparsity as Sparsity
+    from kvprune.integration.handle import attach as attach
     from kvprune.ops.alpha_sigmoid import alpha_sigmoid as alpha_sigmoid
     from kvprune.ops.alpha_sigmoid import log_alpha_sigmoid as log_alpha_sigmoid
     from kvprune.ops.alpha_sigmoid import temperature_sigmoid as temperature_sigmoid
     from kvprune.ops.timeline import NEVER as NEVER
-    from kvprune.pruned import Pruned as Pruned
-    from kvprune.pruned import Sparsity as Sparsity
-    from kvprune.pruned import attach as attach
-    from kvprune.saving import load as load
 
 # read on first use: torch and transformers take seconds to import, and `kvprune --help` must not
 _HOME = {
-    "attach": "pruned",
-    "Pruned": "pruned",
-    "Sparsity": "pruned",
-    "PrunedCache": "cache",
+    "attach": "integration.handle",
+    "Pruned": "integration.handle",
+    "Sparsity": "integration.handle",
+    "PrunedCache": "cache.pruned_cache",
     "PruningConfig": "config",
     "DenseConfig": "config",
     "LocalConfig": "config",
@@ -44,7 +44,7 @@ _HOME = {
     "log_alpha_sigmoid": "ops.alpha_sigmoid",
     "temperature_sigmoid": "ops.alpha_sigmoid",
     "NEVER": "ops.timeline",
-    "load": "saving",
+    "load": "adapters.saving",
 }
 __all__ = ["__version__", *_HOME]
 

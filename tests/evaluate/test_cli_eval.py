@@ -12,7 +12,7 @@ import kvprune
 import saved
 from kvprune import PruneError
 from kvprune.cli import app
-from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.perplexity.measure import perplexity
 
 WORDS = ["the", "man", "went", "out", "into", "rain", "and", "came", "back", "with", "bread"]
 

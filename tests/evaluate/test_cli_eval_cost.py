@@ -9,10 +9,10 @@ import torch
 from typer.testing import CliRunner
 
 import kvprune
+from kvprune.adapters.pretrained import load_base
 from kvprune.cli import app
 from kvprune.cli.evaluate.common import in_bytes, numbers
 from kvprune.errors import PruneError
-from kvprune.pretrained import load_base
 
 
 def run(*args: str):
@@ -68,7 +68,7 @@ def test_throughput_resumes(tmp_path, adapter, monkeypatch):
     assert len(rows) == 2 * 2 * (2 + 3)
     assert first["about"]["machine"]["cores"] >= 1
     assert (tmp_path / "throughput.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.setattr("kvprune.evaluate.throughput.interleave", None)
+    monkeypatch.setattr("kvprune.evaluate.throughput.run.interleave", None)
     assert json.loads(run(*options, "--json").stdout) == first
     shown = run(*options).stdout
     for text in ("realistic", "ideal 80%", "best batch", "local"):

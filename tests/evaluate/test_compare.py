@@ -7,9 +7,11 @@ from html.parser import HTMLParser
 import pytest
 
 from kvprune import PruneError
-from kvprune.evaluate import amounts, compare, drawing, page
-from kvprune.evaluate.compare_figure import draw
-from kvprune.evaluate.results import best, entries, read_results, summary
+from kvprune.evaluate.compare import tables as compare
+from kvprune.evaluate.compare.figure import draw
+from kvprune.evaluate.compare.results import best, entries, read_results, summary
+from kvprune.utils import amounts, page
+from kvprune.utils import plot as drawing
 
 EVIL = "</script><img src=x onerror=alert(1)> & $x_1$"
 
@@ -155,9 +157,9 @@ def test_a_panel_for_each_thing_measured(folder):
 
 
 def test_cost_and_ideal_rows_are_drawn(folder, tmp_path):
-    from kvprune.evaluate.cost import cost
+    from kvprune.evaluate.cost.formulas import cost
+    from kvprune.evaluate.cost.shape import read_shape
     from kvprune.evaluate.points import Points
-    from kvprune.evaluate.shape import read_shape
 
     points = Points(None, {"model": "tiny"})
     points.measure({}, lambda: cost(read_shape("tiny"), (0.0, 0.5, 0.8), (100, 400)))

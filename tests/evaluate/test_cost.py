@@ -8,13 +8,20 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 import kvprune
-import kvprune.host
+import kvprune.integration.host
 import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import PruneError
-from kvprune.evaluate.cost import BYTES, PARTS, cache_bytes, cost, decode_flops, prefill_flops
-from kvprune.evaluate.shape import Shape, load_config, read_shape
-from kvprune.slots import SlotTable
+from kvprune.cache.slots import SlotTable
+from kvprune.evaluate.cost.formulas import (
+    BYTES,
+    PARTS,
+    cache_bytes,
+    cost,
+    decode_flops,
+    prefill_flops,
+)
+from kvprune.evaluate.cost.shape import Shape, load_config, read_shape
 
 CONTEXT = 24
 COUNTED = ["gpt2", "llama", "mistral", "qwen2", "gpt_neox", "phi3", "opt", "gemma2", "qwen3"]
@@ -33,7 +40,7 @@ def counted(model, run) -> dict[str, float]:
     def of(module) -> float:
         return by_module.get(f"{kind}.{names[id(module)]}", 0)
 
-    attention = sum(of(site.module) for site in kvprune.host.find_sites(model))
+    attention = sum(of(site.module) for site in kvprune.integration.host.find_sites(model))
     return {
         "all": by_module["Global"],
         "attention": attention,

@@ -10,11 +10,11 @@ import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import PruneError
-from kvprune.evaluate.perplexity import perplexity
+from kvprune.evaluate.perplexity.measure import perplexity
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.reading import Reader, dropped_by
-from kvprune.evaluate.windows import IGNORE, cut, sizes
+from kvprune.evaluate.reader import Reader, dropped_by
 from kvprune.ops.timeline import NEVER
+from kvprune.text.windows import IGNORE, cut, sizes
 
 CONFIGS = {
     "pruning": kvprune.PruningConfig(rank=8),

@@ -9,10 +9,14 @@ from transformers import DynamicCache
 import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
-from kvprune import PruneError, lora
-from kvprune.baselines import drop_position
-from kvprune.evaluate import sides, throughput, timing
-from kvprune.evaluate.decoding import (
+from kvprune import PruneError
+from kvprune.adapters import lora
+from kvprune.adapters.pretrained import load_base
+from kvprune.evaluate.compare.results import best
+from kvprune.evaluate.points import Points
+from kvprune.evaluate.throughput import run as throughput
+from kvprune.evaluate.throughput import sides, timing
+from kvprune.evaluate.throughput.decoding import (
     dense_cache,
     filled_cache,
     nbytes,
@@ -20,11 +24,16 @@ from kvprune.evaluate.decoding import (
     stepper,
     twin,
 )
-from kvprune.evaluate.points import Points
-from kvprune.evaluate.results import best
-from kvprune.evaluate.sides import Loaded, budgeted, ideal, load_sides, realistic, rows_of
-from kvprune.evaluate.throughput import Sweep, default_contexts, settings
-from kvprune.pretrained import load_base
+from kvprune.evaluate.throughput.run import Sweep, default_contexts, settings
+from kvprune.evaluate.throughput.sides import (
+    Loaded,
+    budgeted,
+    ideal,
+    load_sides,
+    realistic,
+    rows_of,
+)
+from kvprune.methods.baselines import drop_position
 
 NOTHING_FITS = 1
 

@@ -17,10 +17,11 @@ from test_cli_eval import ran
 
 import kvprune
 import saved
-from kvprune import PruneError, loading
-from kvprune.evaluate import tasks
-from kvprune.evaluate.lm import PrunedLM
-from kvprune.evaluate.zeroshot import HUB, load_task, run, zeroshot
+from kvprune import PruneError
+from kvprune.adapters import loading
+from kvprune.evaluate.zeroshot import tasks
+from kvprune.evaluate.zeroshot.lm import PrunedLM
+from kvprune.evaluate.zeroshot.run import HUB, load_task, run, zeroshot
 
 ROWS = {
     "winogrande": [
@@ -177,9 +178,9 @@ def test_a_finished_task_is_not_done_again(place, tmp_path, monkeypatch):
     assert [row["task"] for row in first["rows"]] == ["piqa", "mean"]
     assert first["about"]["limit"] == 2
     done = []
-    score = kvprune.evaluate.zeroshot._score
+    score = kvprune.evaluate.zeroshot.run._score
     monkeypatch.setattr(
-        "kvprune.evaluate.zeroshot._score",
+        "kvprune.evaluate.zeroshot.run._score",
         lambda lm, task, *rest: done.append(task) or score(lm, task, *rest),
     )
     second = json.loads(ran(*args, "--tasks", "piqa,lambada"))
@@ -283,7 +284,7 @@ def test_lm_evals_own_command_knows_the_model(place, monkeypatch):
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import model_registry
 
-    monkeypatch.delitem(sys.modules, "kvprune.evaluate.tasks")
+    monkeypatch.delitem(sys.modules, "kvprune.evaluate.zeroshot.tasks")
     monkeypatch.delitem(model_registry._objs, "kvprune")
     # it looks through all of its tasks, and asks pip about this machine: minutes
     monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
@@ -308,7 +309,7 @@ def test_lm_evals_own_command_knows_the_model(place, monkeypatch):
 def test_lm_eval_still_knows_its_own_models():
     """It fills its list only while that is empty; a new process, as here it is full already."""
     code = """
-import kvprune.evaluate.tasks, sys
+import kvprune.evaluate.zeroshot.tasks, sys
 from lm_eval.api.registry import model_registry
 print("kvprune" in model_registry, "hf" in model_registry, "torch" in sys.modules)
 """

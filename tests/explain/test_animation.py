@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-import made
+import traces as made
 from kvprune import NEVER, PruneError
 from kvprune.explain.animation import COLUMNS, PAUSE, animate, cells, draw, place_tokens
 

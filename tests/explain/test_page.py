@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import made
+import traces as made
 from kvprune import NEVER
 from kvprune.explain.page import SCRIPTS, page, summary
 from kvprune.explain.pieces import KINDS

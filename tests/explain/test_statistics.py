@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-import made
+import traces as made
 from kvprune import NEVER, PruneError
 from kvprune.explain import Trace, speech
 from kvprune.explain.keys import keys_of, nearest, nearest_distance

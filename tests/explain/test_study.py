@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ET
 import pytest
 from typer.testing import CliRunner
 
-import made
+import traces as made
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.explain import Trace, figures

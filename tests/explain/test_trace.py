@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import kvprune
-import made
+import traces as made
 from kvprune import NEVER, PruneError
 from kvprune.explain import Trace
 from kvprune.explain.pieces import KINDS, kind, pieces

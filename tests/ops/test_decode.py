@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
 from kvprune.ops.decode import Votes, available, best_backend, decode
-from kvprune.slots import SlotTable
 from unwritten import poisoned
 
 # float32 noise; for half precisions the rounding of the output and of torch's attention weights

@@ -9,7 +9,7 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import DistributedType
 
-import runs
+import training_runs as runs
 
 
 def allow_fsdp_on_the_cpu() -> None:

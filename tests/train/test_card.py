@@ -6,7 +6,7 @@ import pytest
 import yaml
 from huggingface_hub import HfApi, ModelCard
 
-import runs
+import training_runs as runs
 from kvprune import LocalConfig
 from kvprune.train.card import model_card
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-import runs
+import training_runs as runs
 from kvprune import PruneError
 from kvprune.train import checkpoints, last_whole_checkpoint
 from kvprune.train.saves import SETTINGS

@@ -219,7 +219,8 @@ def test_what_cannot_be_trained(book, tmp_path):
 def test_the_flags_are_those_of_the_settings():
     from dataclasses import fields
 
-    from kvprune.train.config import DataConfig, TrainConfig
+    from kvprune.text.config import DataConfig
+    from kvprune.train.config import TrainConfig
 
     shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "200"}).stdout
     for config in (TrainConfig, DataConfig):

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-import runs
+import training_runs as runs
 from kvprune.train.control import LEAST, MOST, Control, adapted, log_odds
 
 

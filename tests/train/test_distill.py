@@ -6,9 +6,10 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import kvprune
-import runs
+import training_runs as runs
 from helpers import random, random_ids, uneven_gates
-from kvprune import PruningConfig, lora
+from kvprune import PruningConfig
+from kvprune.adapters import lora
 from kvprune.train import distill
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 import kvprune
-import runs
+import training_runs as runs
 from helpers import random_ids
 
 HERE = Path(__file__).parent

@@ -10,7 +10,7 @@ import pytest
 from torch.testing import assert_close
 from transformers import TrainerCallback
 
-import runs
+import training_runs as runs
 
 SETTINGS = {
     "steps": 8, "save_every": 3, "eval_every": 4, "accumulation": 2, "batch": 2, "distill": 0.5,

@@ -5,7 +5,7 @@ import torch
 from torch.testing import assert_close
 
 import kvprune
-import runs
+import training_runs as runs
 from kvprune import PruningConfig
 from kvprune.train import spread
 

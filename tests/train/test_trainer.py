@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import kvprune
-import runs
+import training_runs as runs
 from kvprune import DenseConfig, LocalConfig, PruneError, PruningConfig, StridedConfig
 from kvprune.train import PruningTrainer, TrainConfig
 

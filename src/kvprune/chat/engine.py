@@ -15,12 +15,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
-from kvprune.cache import PrunedCache
+from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.chat.sampling import Sampler
 from kvprune.chat.template import Message, Template
 from kvprune.errors import PruneError
-from kvprune.layer import layer_of
-from kvprune.pruned import Pruned
+from kvprune.integration.handle import Pruned
+from kvprune.integration.layer import layer_of
 
 if TYPE_CHECKING:
     from kvprune.explain import Trace

@@ -62,9 +62,9 @@ def chat(
              "protect_recent": protect_recent}  # fmt: skip
     rules = {name: value for name, value in rules.items() if value is not None}
 
+    from kvprune.adapters.loading import load
     from kvprune.chat import Chat
-    from kvprune.loading import load
-    from kvprune.pruned import Pruned
+    from kvprune.integration.handle import Pruned
 
     quiet()
     loaded = load(model, adapter, dtype, device, merge=True)

@@ -55,8 +55,8 @@ def explain(
 
     import torch
 
+    from kvprune.adapters.loading import load
     from kvprune.explain.read import trace
-    from kvprune.loading import load
 
     quiet()
     loaded = load(model, adapter, merge=True)
@@ -83,10 +83,10 @@ def _study(
     folder: Path,
     as_json: bool,
 ) -> None:
+    from kvprune.adapters.loading import load
     from kvprune.explain import figures
     from kvprune.explain.study import study
     from kvprune.explain.switch import TEXTS
-    from kvprune.loading import load
 
     quiet()
     loaded = load(model, adapter, merge=True)

@@ -31,8 +31,8 @@ def generate(
 
     import torch
 
-    from kvprune.generate import generate as run
-    from kvprune.loading import load
+    from kvprune.adapters.loading import load
+    from kvprune.chat.generate import generate as run
 
     quiet()
     loaded = load(model, adapter, merge=True)

@@ -14,9 +14,9 @@ def models(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """List the models that can be used by name: adapters of the package, and their bases."""
+    from kvprune.adapters.bases import BASES, DENSE
+    from kvprune.adapters.registry import entries
     from kvprune.cli.evaluate.common import table
-    from kvprune.models.bases import BASES, DENSE
-    from kvprune.models.registry import entries
 
     found = entries()
     if as_json:

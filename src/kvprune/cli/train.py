@@ -11,8 +11,9 @@ import typer
 
 from kvprune.cli.options import options_of, with_options
 from kvprune.config import LocalConfig, PruningConfig, StridedConfig
-from kvprune.memory import keep_memory
-from kvprune.train.config import DataConfig, TrainConfig
+from kvprune.text.config import DataConfig
+from kvprune.train.config import TrainConfig
+from kvprune.utils.malloc import keep_memory
 
 METHOD = (PruningConfig, LocalConfig, StridedConfig)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
+from kvprune.utils.files import write_whole
 
 Row = dict[str, Any]
 

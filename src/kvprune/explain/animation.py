@@ -11,8 +11,8 @@ import numpy as np
 
 from kvprune.errors import PruneError
 from kvprune.explain.trace import Trace
-from kvprune.files import write_whole
 from kvprune.ops.timeline import NEVER
+from kvprune.utils.files import write_whole
 
 # a monospaced character is 0.6 em wide in every common font; textLength makes it so in the others
 SIZE, CHARACTER, LINE, MARGIN, COLUMNS = 15, 9.0, 26, 24, 84

@@ -12,7 +12,7 @@ from kvprune.errors import PruneError
 from kvprune.explain.statistics import Statistics
 from kvprune.explain.study import Study
 from kvprune.explain.trace import Trace
-from kvprune.files import write_whole
+from kvprune.utils.files import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

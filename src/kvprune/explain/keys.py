@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvprune.cache import PrunedCache
+from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.ops.timeline import NEVER
 
 if TYPE_CHECKING:
-    from kvprune.pruned import Pruned
+    from kvprune.integration.handle import Pruned
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from kvprune.explain.trace import Trace
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kvprune.pruned import Pruned
+    from kvprune.integration.handle import Pruned
 
 
 def trace(
@@ -23,7 +23,7 @@ def trace(
         return Trace.from_text(pruned, tokenizer, text)
     import torch
 
-    from kvprune.cache import PrunedCache
+    from kvprune.cache.pruned_cache import PrunedCache
 
     if not text.strip():
         raise PruneError("the text is empty; give the model something to go on from")

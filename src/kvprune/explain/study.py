@@ -15,13 +15,13 @@ from kvprune.explain.keys import Nearest, nearest
 from kvprune.explain.statistics import Statistics, statistics
 from kvprune.explain.switch import TEXTS, Switch, read_switch, switch
 from kvprune.explain.trace import Trace
-from kvprune.files import write_whole
-from kvprune.train.sources import find
+from kvprune.text.sources import find
+from kvprune.utils.files import write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kvprune.pruned import Pruned
+    from kvprune.integration.handle import Pruned
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from kvprune.explain.trace import Trace
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from kvprune.pruned import Pruned
+    from kvprune.integration.handle import Pruned
 
 # the paper's Tab. contexts, which quotes Wikipedia (CC BY-SA)
 TEXTS = (

@@ -14,16 +14,16 @@ import numpy as np
 
 from kvprune.errors import PruneError
 from kvprune.explain.pieces import pieces
-from kvprune.files import write_whole
 from kvprune.ops.timeline import NEVER
+from kvprune.utils.files import write_whole
 
 if TYPE_CHECKING:
     import pandas
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
-    from kvprune.cache import PrunedCache
-    from kvprune.pruned import Pruned
+    from kvprune.cache.pruned_cache import PrunedCache
+    from kvprune.integration.handle import Pruned
 
 FORMAT = 1
 
@@ -82,7 +82,7 @@ class Trace:
         """The same for a text that is tokenised already."""
         import torch
 
-        from kvprune.cache import PrunedCache
+        from kvprune.cache.pruned_cache import PrunedCache
 
         limit = getattr(pruned.model.config.get_text_config(), "max_position_embeddings", None)
         if limit is not None and len(ids) > limit:

@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
+from kvprune.utils.files import write_whole
 
 log = logging.getLogger(__name__)
 

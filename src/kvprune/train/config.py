@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -19,6 +18,7 @@ from kvprune.config import (
 )
 from kvprune.errors import PruneError
 from kvprune.train.schedule import Shape
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
@@ -83,12 +83,12 @@ class TrainConfig:
             )
         for name in ("steps", "batch", "accumulation", "lora_rank", "log_every", "probe_every",
                      "probe_rows", "eval_every", "save_every", "keep_checkpoints"):  # fmt: skip
-            _number(self, name, whole=True, at_least=1)
-        _number(self, "warmup", whole=True, at_least=0)
+            check_number(self, name, whole=True, at_least=1)
+        check_number(self, "warmup", whole=True, at_least=0)
         for name in ("gamma", "interaction_lr", "base_lr", "lora_alpha", "max_grad_norm"):
-            _number(self, name, at_least=0)
+            check_number(self, name, at_least=0)
         for name in ("distill", "alpha_share"):
-            _number(self, name, at_least=0, at_most=1)
+            check_number(self, name, at_least=0, at_most=1)
         check_alpha(self.alpha_start)
         check_alpha(self.alpha_end)
         for name, kind in (
@@ -100,7 +100,7 @@ class TrainConfig:
                 choices = ", ".join(get_args(kind))
                 raise PruneError(f"{name}={getattr(self, name)!r} is unknown; choose of {choices}")
         if self.target_sparsity is not None:
-            _number(self, "target_sparsity", at_least=0, at_most=0.99)
+            check_number(self, "target_sparsity", at_least=0, at_most=0.99)
             if not self.prunes:
                 raise PruneError(
                     f"target_sparsity={self.target_sparsity} needs the method pruning; a "
@@ -170,71 +170,3 @@ class TrainConfig:
             "dataloader_pin_memory": torch.cuda.is_available(),
         }
         return TrainingArguments(**(given | more))
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """Which text, and how it is cut."""
-
-    sources: Annotated[
-        tuple[str, ...],
-        "files, folders, patterns, wikipedia, bookcorpus, or a hub's owner/name:config@split",
-    ]
-    length: Annotated[int, "tokens n of a row"] = 1024
-    held_out: Annotated[
-        float,
-        "kept for evaluation: a share of the tokens (0.01) or a number of rows (64), rounded up to "
-        "whole documents; 0 for none",
-    ] = 0.01
-    held_out_source: Annotated[
-        str | None, "evaluate on this source instead; its documents are left out of training"
-    ] = None
-    seed: Annotated[int, "order of the documents; what is held out does not depend on it"] = 0
-    text_field: Annotated[str, "field of JSON, parquet and hub rows that holds the text"] = "text"
-    rows_per_document: Annotated[
-        int | None,
-        "so many JSON, parquet or hub rows in a row are one document; by default each is, but for "
-        "bookcorpus, whose rows are sentences",
-    ] = None
-    max_tokens: Annotated[int | None, "take at most so many tokens of each source"] = None
-    streaming: Annotated[bool, "read hub datasets as they download, and keep only tokens"] = True
-    cache_dir: Annotated[
-        str | None, "where tokens are kept; by default KVPRUNE_CACHE or ~/.cache/kvprune"
-    ] = None
-
-    def __post_init__(self) -> None:
-        one = isinstance(self.sources, str | Path)
-        sources = (self.sources,) if one else self.sources
-        object.__setattr__(self, "sources", tuple(map(str, sources)))
-        if not self.sources:
-            raise PruneError("sources is empty; name a file, a folder or a hub dataset")
-        _number(self, "length", whole=True, at_least=2)
-        _number(self, "seed", whole=True, at_least=0)
-        for name in ("rows_per_document", "max_tokens"):
-            if getattr(self, name) is not None:
-                _number(self, name, whole=True, at_least=1)
-        held_out = self.held_out
-        if (
-            isinstance(held_out, bool)
-            or not isinstance(held_out, int | float)
-            or not (0 <= held_out < 1 or (held_out >= 1 and held_out == held_out // 1))
-        ):
-            raise PruneError(
-                f"held_out={held_out!r} must be a share below 1 or a whole number of rows"
-            )
-
-
-def _number(
-    config: TrainConfig | DataConfig,
-    name: str,
-    at_least: float,
-    at_most: float = math.inf,
-    whole: bool = False,
-) -> None:
-    value = getattr(config, name)
-    kinds = int if whole else (int, float)
-    good = isinstance(value, kinds) and not isinstance(value, bool) and at_least <= value <= at_most
-    if not good or not math.isfinite(value):
-        kind = "whole number" if whole else "number"
-        limits = f"{at_least:g} to {at_most:g}" if at_most < math.inf else f"{at_least:g} or more"
-        raise PruneError(f"{name}={value!r} must be a {kind}, {limits}")

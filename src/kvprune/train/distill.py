@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from kvprune import lora
-from kvprune.pruned import Pruned
+from kvprune.adapters import lora
+from kvprune.integration.handle import Pruned
 
 IGNORE = -100
 # tokens whose vocabulary is in float32 at once: 256 × 50,000 × 4 bytes are 51 MB

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvprune.pruned import Pruned
+from kvprune.integration.handle import Pruned
 from kvprune.train.distill import IGNORE
 
 

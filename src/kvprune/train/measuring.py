@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.trainer_utils import EvalLoopOutput
 
-from kvprune.pruned import Sparsity
+from kvprune.integration.handle import Sparsity
 from kvprune.train import measure
 from kvprune.train.saves import SavingTrainer
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kvprune.layer import Layer
+from kvprune.integration.layer import Layer
 from kvprune.train.config import TrainConfig
 from kvprune.train.saves import INTERACTION
 

@@ -11,7 +11,8 @@ import yaml
 
 from kvprune.config import METHODS, from_dict
 from kvprune.errors import PruneError
-from kvprune.train.config import DataConfig, TrainConfig
+from kvprune.text.config import DataConfig
+from kvprune.train.config import TrainConfig
 
 PARTS = ("model", "start", "data", "method", "train")
 

@@ -8,16 +8,16 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from kvprune import lora
+from kvprune.adapters import lora
+from kvprune.adapters.pretrained import load_base, load_tokenizer
+from kvprune.adapters.saving import is_whole, load
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
-from kvprune.pretrained import load_base, load_tokenizer
-from kvprune.pruned import Pruned
-from kvprune.saving import is_whole, load
+from kvprune.integration.handle import Pruned
+from kvprune.text.rows import load as load_data
 from kvprune.train.checkpoints import last_whole_checkpoint
-from kvprune.train.data import load as load_data
 from kvprune.train.recipe import Recipe, to_yaml
 from kvprune.train.trainer import PruningTrainer
+from kvprune.utils.files import write_whole
 
 RECIPE = "recipe.yaml"
 # of the data's settings, those that name files of this machine: not for a card

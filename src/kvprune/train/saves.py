@@ -11,14 +11,14 @@ from typing import Any
 
 from torch import nn
 
-from kvprune import lora, saving
+from kvprune.adapters import lora, saving
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
-from kvprune.pruned import Pruned
+from kvprune.integration.handle import Pruned
 from kvprune.train.card import model_card
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control
 from kvprune.train.whole import WholeTrainer
+from kvprune.utils.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ INTERACTION = ".interaction."  # in the name of every interaction weight
 
 
 class SavingTrainer(WholeTrainer):
-    """See kvprune.saving for what lies in which folder."""
+    """See kvprune.adapters.saving for what lies in which folder."""
 
     config: TrainConfig
     pruned: Pruned

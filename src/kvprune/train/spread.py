@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvprune.pruned import Pruned
+from kvprune.integration.handle import Pruned
 
 log = logging.getLogger(__name__)
 

@@ -24,10 +24,10 @@ from transformers import (
 )
 from transformers.trainer_utils import EvalLoopOutput
 
-from kvprune import lora
+from kvprune.adapters import lora
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
-from kvprune.pruned import Pruned, attach
+from kvprune.integration.handle import Pruned, attach
 from kvprune.train import distill, spread
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control, adapted

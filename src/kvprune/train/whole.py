@@ -11,8 +11,8 @@ from transformers import Trainer
 from transformers.trainer_utils import rotate_checkpoints
 
 from kvprune.errors import PruneError
-from kvprune.files import write_whole
 from kvprune.train import checkpoints
+from kvprune.utils.files import write_whole
 
 
 class WholeTrainer(Trainer):

@@ -19,8 +19,8 @@ def compare(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Several models in one table, one figure and one page: quality, bytes, speed."""
-    from kvprune.evaluate.compare import compare as run
-    from kvprune.evaluate.compare import summary_table
+    from kvprune.evaluate.compare.tables import compare as run
+    from kvprune.evaluate.compare.tables import summary_table
 
     rows, files = run(results, out)
     told(files)

@@ -10,10 +10,10 @@ import typer
 
 from kvprune.cli.evaluate.common import numbers, table, told
 from kvprune.cli.quiet import quiet
-from kvprune.evaluate.amounts import operations, size
+from kvprune.utils.amounts import operations, size
 
 if TYPE_CHECKING:
-    from kvprune.evaluate.shape import Shape
+    from kvprune.evaluate.cost.shape import Shape
 
 
 def cost(
@@ -34,9 +34,9 @@ def cost(
     sparsities = numbers(sparsity, float, "--sparsity")
     contexts, batches = numbers(context, int, "--context"), numbers(batch, int, "--batch")
 
-    from kvprune.evaluate import cost as costs
+    from kvprune.evaluate.cost import formulas as costs
+    from kvprune.evaluate.cost.shape import read_shape
     from kvprune.evaluate.points import Points
-    from kvprune.evaluate.shape import read_shape
     from kvprune.version import __version__
 
     quiet()
@@ -50,8 +50,8 @@ def cost(
         lambda: costs.cost(shape, sparsities, contexts, batches, rank),
     )
     if out is not None:
-        from kvprune.evaluate.cost_figure import draw
-        from kvprune.evaluate.drawing import save
+        from kvprune.evaluate.cost.figure import draw
+        from kvprune.utils.plot import save
 
         told([points.write(out / "cost.json"), *save(draw(points.rows), out / "cost")])
     if as_json:
@@ -61,7 +61,7 @@ def cost(
 
 
 def _show(shape: Shape, rows: list[dict[str, Any]]) -> None:
-    from kvprune.evaluate.cost import PARTS
+    from kvprune.evaluate.cost.formulas import PARTS
 
     largest = max(row["context"] for row in rows)
     first = rows[0]["batch"]

@@ -11,11 +11,11 @@ import typer
 
 from kvprune.cli.evaluate.common import numbers, table
 from kvprune.cli.quiet import quiet
-from kvprune.memory import keep_memory
+from kvprune.utils.malloc import keep_memory
 
 if TYPE_CHECKING:
-    from kvprune.evaluate.perplexity import AtContext
-    from kvprune.evaluate.perplexity_run import Measured
+    from kvprune.evaluate.perplexity.measure import AtContext
+    from kvprune.evaluate.perplexity.run import Measured
 
 
 def perplexity(
@@ -54,7 +54,7 @@ def perplexity(
     """Perplexity and sparsity by context size, beside the dense model."""
     sizes = None if contexts is None else numbers(contexts, int, "--contexts")
 
-    from kvprune.evaluate.perplexity_run import run
+    from kvprune.evaluate.perplexity.run import run
 
     quiet()
     keep_memory()

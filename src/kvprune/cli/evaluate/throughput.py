@@ -12,7 +12,7 @@ import typer
 
 from kvprune.cli.evaluate.common import in_bytes, numbers, table, told
 from kvprune.cli.quiet import quiet
-from kvprune.evaluate.amounts import size
+from kvprune.utils.amounts import size
 
 if TYPE_CHECKING:
     from kvprune.evaluate.points import Points
@@ -60,10 +60,10 @@ def throughput(
     sparsities = tuple(numbers(sparsity, float, "--sparsity")) if sparsity else ()
 
     from kvprune.evaluate.points import Points
-    from kvprune.evaluate.sides import load_sides
-    from kvprune.evaluate.throughput import Sweep, default_contexts
-    from kvprune.evaluate.throughput import throughput as run
-    from kvprune.evaluate.timing import machine, versions
+    from kvprune.evaluate.throughput.run import Sweep, default_contexts
+    from kvprune.evaluate.throughput.run import throughput as run
+    from kvprune.evaluate.throughput.sides import load_sides
+    from kvprune.evaluate.throughput.timing import machine, versions
 
     quiet()
     loaded = load_sides(model, adapter, text, dtype, random)
@@ -80,8 +80,8 @@ def throughput(
     points = Points(out / "throughput.json" if out else None, about)
     run(loaded, sweep, points, _track)
     if out is not None:
-        from kvprune.evaluate.drawing import save
-        from kvprune.evaluate.throughput_figure import draw
+        from kvprune.evaluate.throughput.figure import draw
+        from kvprune.utils.plot import save
 
         told([out / "throughput.json", *save(draw(points.rows, model), out / "throughput")])
     if as_json:
@@ -98,7 +98,7 @@ def _track(settings: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 
 def _show(points: Points, model: str) -> None:
-    from kvprune.evaluate.results import best
+    from kvprune.evaluate.compare.results import best
 
     about = points.about
     print("{cpu}, {cores} cores, {system}".format(**about["machine"]), file=sys.stderr)

@@ -12,10 +12,10 @@ import typer
 
 from kvprune.cli.evaluate.common import table
 from kvprune.cli.quiet import quiet
-from kvprune.memory import keep_memory
+from kvprune.utils.malloc import keep_memory
 
 if TYPE_CHECKING:
-    from kvprune.evaluate.zeroshot import Measured
+    from kvprune.evaluate.zeroshot.run import Measured
 
 
 def zeroshot(
@@ -43,7 +43,7 @@ def zeroshot(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and how much of them was dropped."""
-    from kvprune.evaluate.zeroshot import run
+    from kvprune.evaluate.zeroshot.run import run
 
     first = None if limit is None else _limit(limit)
     quiet()
@@ -84,7 +84,7 @@ def lm_eval(context: typer.Context) -> None:
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        import kvprune.evaluate.tasks  # noqa: F401  makes the model known
+        import kvprune.evaluate.zeroshot.tasks  # noqa: F401  makes the model known
     except ImportError as error:
         raise PruneError(
             f"this needs the package lm-eval ({error}); pip install 'kvprune[eval]'"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvprune.explain.pieces import KINDS, kind
-from kvprune.files import write_whole
 from kvprune.ops.timeline import NEVER
+from kvprune.utils.files import write_whole
 
 if TYPE_CHECKING:
     from kvprune.explain.trace import Trace

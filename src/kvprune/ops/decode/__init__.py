@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
 from kvprune.ops.decode import cpu, reference
 from kvprune.ops.decode.reference import Decoded, Votes
-from kvprune.slots import SlotTable
 
 IMPLEMENTATIONS = {"reference": reference.decode, "cpu": cpu.decode}
 

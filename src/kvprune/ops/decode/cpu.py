@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvprune.cache.slots import SlotTable
 from kvprune.ops.decode.kernels import step
 from kvprune.ops.decode.reference import Decoded, Votes
 from kvprune.ops.threads import use_threads
-from kvprune.slots import SlotTable
 
 # NumPy has no bfloat16: it travels as its bits, and the kernel widens them as it reads
 DTYPES = {torch.float32: torch.float32, torch.bfloat16: torch.uint16}

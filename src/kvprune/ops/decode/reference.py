@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvprune.slots import Slots, SlotTable
+from kvprune.cache.slots import Slots, SlotTable
 
 
 class Votes(NamedTuple):

@@ -1,0 +1,128 @@
+"""LoRA beside pruning: in place, in peft's own file format, and off again without a trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from kvprune.errors import PruneError
+from kvprune.utils.files import write_whole
+
+NAME = "default"  # peft's own name for the only adapter
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+
+def add(model: PreTrainedModel, rank: int, alpha: float) -> None:
+    """Put a fresh LoRA on every linear layer but the output's; the base weights are frozen.
+
+    Before pruning is attached, so that the interaction's own linear layers stay plain.
+    """
+    peft = _peft()
+    if loaded(model):
+        raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
+    config = peft.LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
+    )
+    model.add_adapter(config, NAME)
+
+
+def loaded(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def rank(model: PreTrainedModel) -> int | None:
+    """Of the LoRA on the model; None without one."""
+    if not loaded(model):
+        return None
+    config: Any = model.peft_config[NAME]
+    return int(config.r)
+
+
+def lies_in(folder: Path) -> bool:
+    return (folder / CONFIG).is_file()
+
+
+def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
+    """As peft would: `PeftModel.from_pretrained(base, folder)` reads it without kvprune.
+
+    `state`: the model's gathered state dict, where its own parameters are shards.
+    """
+    # embeddings are never trained here; looking whether they grew, peft would ask the hub
+    adapter = _peft().get_peft_model_state_dict(
+        model, state_dict=state, adapter_name=NAME, save_embedding_layers=False
+    )
+    tensors = {
+        f"base_model.model.{name}": tensor.detach().cpu().contiguous()
+        for name, tensor in adapter.items()
+    }
+    config = model.peft_config[NAME]
+    config.base_model_name_or_path = model.config.name_or_path or None
+    folder.mkdir(parents=True, exist_ok=True)
+    config.save_pretrained(str(folder))
+    write_whole(folder / WEIGHTS, to_bytes(tensors, metadata={"format": "pt"}))
+
+
+def load(model: PreTrainedModel, folder: Path) -> None:
+    """Put the LoRA in the folder on the model, itself frozen; nothing else changes."""
+    _peft()
+    if loaded(model):
+        raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    training = model.training
+    try:
+        model.load_adapter(str(folder), NAME)
+    except (ValueError, RuntimeError, OSError) as error:
+        remove(model)
+        raise PruneError(f"the LoRA in {folder} does not fit this model: {error}") from error
+    finally:
+        # peft freezes the base, and puts the model into eval mode
+        for parameter, learns in before:
+            parameter.requires_grad_(learns)
+        model.train(training)
+
+
+def fill(model: PreTrainedModel, folder: Path) -> None:
+    """Take the numbers of the LoRA in the folder into the one that the model has."""
+    outcome = _peft().set_peft_model_state_dict(model, load_file(folder / WEIGHTS), NAME)
+    if outcome.unexpected_keys:
+        raise PruneError(f"{folder / WEIGHTS} was saved for another model or another rank")
+
+
+def enable(model: PreTrainedModel, on: bool) -> None:
+    if loaded(model):
+        (model.enable_adapters if on else model.disable_adapters)()
+
+
+def merge(model: PreTrainedModel) -> None:
+    """Fold LoRA into the weights: as fast as the plain model, and the plain one is gone."""
+    for _, module in _wrapped(model):
+        module.merge()
+    remove(model)
+
+
+def remove(model: PreTrainedModel) -> None:
+    """Put the plain linear layers back; nothing of LoRA is left."""
+    for name, module in _wrapped(model):
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, module.get_base_layer())
+    vars(model).pop("peft_config", None)
+    model._hf_peft_config_loaded = False
+
+
+def _wrapped(model: PreTrainedModel) -> list[tuple[str, Any]]:
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return [(name, m) for name, m in model.named_modules() if isinstance(m, BaseTunerLayer)]
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise PruneError("LoRA needs the package peft: pip install 'kvprune[train]'") from error
+    return peft

@@ -1,0 +1,246 @@
+"""What one layer holds between forward passes, in the form that transformers' caches want."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+from kvprune.cache.slots import Slots, SlotTable
+from kvprune.errors import PruneError
+from kvprune.ops.timeline import NEVER
+
+
+@dataclass
+class Held:
+    """Tokens read while the past is being recorded: no decision on or by them is final yet.
+
+    Steps count real and pad tokens of the whole sequence, as `PrunedLayer.seen` does.
+    """
+
+    slot_step: Tensor  # (B, S), when each slot of the table is dropped, NEVER if it is not
+    tokens: Slots  # (B, ..., P, ...), `valid` is False for a pad
+    step: Tensor  # (B, P), when each held token is dropped
+    index: Tensor  # (P,), which token of the sequence it is
+
+
+class Trace:
+    """When each token was dropped, by positions: what `PrunedCache(record=True)` keeps."""
+
+    def __init__(self) -> None:
+        self.step = torch.empty(0, 0, dtype=torch.long)  # (B, tokens), NEVER if it is still there
+
+    def note(self, token: Tensor, dropper: Tensor, length: int) -> None:
+        """The tokens (B, K) left with the droppers (B, K) or (B, 1); -1 is no token."""
+        B, old = len(token), self.step.shape[1]
+        step = torch.full((B, max(length, old) + 1), NEVER)
+        step[:, :old] = self.step if old else step[:, :0]
+        # nobody's column is the last one, which is cut off again
+        step.scatter_(1, token.cpu() % step.shape[1], dropper.cpu().expand_as(token))
+        self.step = step[:, :-1]
+
+    def crop(self, remove: int) -> None:
+        self.step = self.step[:, : self.step.shape[1] - remove].clone()
+        self.step[self.step >= self.step.shape[1]] = NEVER
+
+    def select(self, rows: Tensor) -> None:
+        self.step = self.step[rows.cpu()]
+
+
+class PrunedLayer(CacheLayerMixin):
+    """One layer's survivors. The attention function fills it; `update` only passes through."""
+
+    is_sliding = False
+    is_croppable = True
+
+    def __init__(self, rank: int, extra: dict[str, tuple[int, ...]] | None = None):
+        super().__init__()
+        self.rank, self.extra = rank, extra or {}
+        self.table: SlotTable | None = None
+        self.seen = 0  # tokens read, pads included: what transformers counts positions by
+        self.record_past = False
+        self.held: Held | None = None
+        self.trace: Trace | None = None
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        B, H, _, D = key_states.shape
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.table = SlotTable(
+            B, H, D, value_dim=value_states.shape[-1], rank=self.rank, extra=self.extra,
+            dtype=self.dtype, device=self.device,
+        )  # fmt: skip
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+    def begin(self, key: Tensor, value: Tensor) -> SlotTable:
+        """The table for these keys and values, as attention sees them; made at the first call.
+
+        Not in `update`: models with latent attention give it something smaller.
+        """
+        if self.table is None:
+            self.lazy_initialization(key, value)
+        assert self.table is not None
+        return self.table
+
+    def past(self) -> Slots:
+        """All keys that a next token may see or vote on, valid where they are not dropped."""
+        assert self.table is not None
+        slots = self.table.get()
+        if self.held is None:
+            return slots
+        held = self.held
+        slots = slots._replace(valid=slots.valid & (held.slot_step == NEVER))
+        tokens = held.tokens._replace(valid=held.tokens.valid & (held.step == NEVER))
+        return _join(slots, tokens)
+
+    def absorb(self, tokens: Slots, step: Tensor) -> None:
+        """Take in what was read: `step` (B, P + T) says when each past and new key is dropped.
+
+        Steps are relative to the first new token. While the past is recorded all is held back.
+        """
+        assert self.table is not None
+        T = tokens.token.shape[1]
+        P = step.shape[1] - T
+        if not self.record_past and self.held is None:
+            self.table.remove((step[:, :P] < NEVER) & self.table.get().valid)
+            stays = step[:, P:] == NEVER
+            self.table.push(*tokens[:4], valid=None if bool(stays.all()) else stays)
+        else:
+            self._hold(tokens, step)
+        self.seen += T
+
+    def _hold(self, tokens: Slots, step: Tensor) -> None:
+        assert self.table is not None
+        S, T = self.table.width, tokens.token.shape[1]
+        absolute = (step + self.seen).where(step < NEVER, NEVER)
+        index = torch.arange(self.seen, self.seen + T, device=step.device)
+        if self.held is None:
+            self.held = Held(absolute[:, :S], tokens, absolute[:, S:], index)
+            return
+        held = self.held
+        old = torch.cat([held.slot_step, held.step], 1)
+        P = old.shape[1]
+        old = old.where(old < NEVER, absolute[:, :P])
+        self.held = Held(
+            old[:, :S],
+            _join(held.tokens, tokens),
+            torch.cat([old[:, S:], absolute[:, P:]], 1),
+            torch.cat([held.index, index]),
+        )
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens as if they had never been read, then make the rest final."""
+        remove = abs(tokens_to_remove)
+        if self.table is None or (remove == 0 and self.held is None):
+            return
+        held = self.held
+        if held is None or remove > len(held.index):
+            raise PruneError(
+                f"cannot take back {remove} tokens: what they dropped is gone for good; call "
+                f"activate_past_recording() on the cache before reading them"
+            )
+        cut = self.seen - remove
+        stay = int((held.index < cut).sum())
+        self.table.remove((held.slot_step < cut) & self.table.get().valid)
+        tokens, alive = held.tokens, held.tokens.valid & (held.step >= cut)
+        self.table.push(
+            tokens.keys[:, :, :stay],
+            tokens.values[:, :, :stay],
+            tokens.key_int[:, :stay],
+            tokens.token[:, :stay],
+            valid=alive[:, :stay],
+        )
+        self.held, self.seen = None, cut
+        if self.trace is not None:
+            self.trace.crop(remove)
+
+    def activate_past_recording(self) -> None:
+        self.record_past = True
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def reset(self) -> None:
+        self.table, self.held, self.seen = None, None, 0
+        self.trace = None if self.trace is None else Trace()
+        self.is_initialized = False
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        if self.table is not None:
+            rows = torch.arange(self.table.rows, device=self.table.token.device)
+            self.batch_select_indices(rows.repeat_interleave(repeats))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self.table is None:
+            return
+        indices = torch.as_tensor(indices, device=self.table.token.device)
+        if self.held is not None:
+            # what is held speaks of slots by number, and rows that move may be packed anew
+            count = len(self.held.index)
+            raise PruneError(f"cannot move rows while {count} tokens are held back; crop first")
+        self.table.select(indices)
+        if self.trace is not None:
+            self.trace.select(indices)
+
+    def offload(self) -> None:
+        raise PruneError("a pruned cache is small and cannot be offloaded; use offloading=False")
+
+    prefetch = offload
+
+    @property
+    def nbytes(self) -> int:
+        held = () if self.held is None else (*self.held.tokens, self.held.slot_step, self.held.step)
+        own = 0 if self.table is None else self.table.nbytes
+        return own + sum(tensor.untyped_storage().nbytes() for tensor in held)
+
+
+class PrunedHybridLayer(LinearAttentionLayer, PrunedLayer):  # type: ignore[misc, override]
+    """A layer that has a recurrent state beside its attention (Falcon-H1)."""
+
+    def __init__(
+        self, rank: int, extra: dict[str, tuple[int, ...]] | None = None, **kwargs: Any
+    ) -> None:
+        PrunedLayer.__init__(self, rank, extra)
+        LinearAttentionLayer.__init__(self, **kwargs)
+
+    def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:
+        # by position for keys and values, by keyword for the recurrent states
+        part = PrunedLayer if args else LinearAttentionLayer
+        part.lazy_initialization(self, *args, **kwargs)
+
+    def reset(self) -> None:
+        LinearAttentionLayer.reset(self)
+        PrunedLayer.reset(self)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        LinearAttentionLayer.reorder_cache(self, beam_idx)  # type: ignore[arg-type]
+        PrunedLayer.reorder_cache(self, beam_idx)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        LinearAttentionLayer.crop(self, tokens_to_remove)
+        PrunedLayer.crop(self, tokens_to_remove)
+
+    def activate_past_recording(self) -> None:
+        LinearAttentionLayer.activate_past_recording(self)
+        PrunedLayer.activate_past_recording(self)
+
+
+def _join(a: Slots, b: Slots) -> Slots:
+    heads = [torch.cat([x, y], 2) for x, y in zip(a[:2], b[:2], strict=True)]
+    return Slots(*heads, *(torch.cat([x, y], 1) for x, y in zip(a[2:], b[2:], strict=True)))

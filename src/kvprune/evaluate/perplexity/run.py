@@ -1,0 +1,124 @@
+"""Perplexity of a model on a text, both by name; kept in a folder, and gone on with from there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvprune.adapters import loading
+from kvprune.config import to_dict
+from kvprune.errors import PruneError
+from kvprune.evaluate import dense as beside
+from kvprune.evaluate.perplexity import figure as perplexity_figure
+from kvprune.evaluate.perplexity.measure import AtContext, perplexity, positions
+from kvprune.evaluate.points import Points
+from kvprune.integration.handle import Pruned
+from kvprune.text.tokens import tokenise
+from kvprune.text.windows import cut
+from kvprune.utils import plot as drawing
+from kvprune.utils.files import write_whole
+from kvprune.version import __version__
+
+# the paper's length; many models could read more, at a cost that grows faster than the text
+LENGTH = 1024
+NAME = "perplexity"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows, and how they came about."""
+
+    about: dict[str, Any]
+    rows: list[AtContext]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"about": self.about, "rows": [row.to_dict() for row in self.rows]}
+
+
+def run(
+    model: str,
+    data: str,
+    *,
+    adapter: str | None = None,
+    length: int | None = None,
+    stride: int | None = None,
+    contexts: Sequence[int] | None = None,
+    max_windows: int | None = None,
+    dense: bool = True,
+    dense_model: str | None = None,
+    path: str = "full",
+    chunk: int = 64,
+    batch: int = 4,
+    text_field: str = "text",
+    dtype: str = "auto",
+    device: str | None = None,
+    out: str | Path | None = None,
+) -> Measured:
+    """Load, cut, measure; `out` gets perplexity.json, .png and .svg, and .points.json on the way.
+
+    The points are what each batch added up. A run that was stopped goes on behind them; one of
+    other weights, another text or other settings refuses to.
+    """
+    if out is not None:
+        drawing.need_matplotlib()
+    loaded = loading.load(model, adapter, dtype, device)
+    limit = positions(loaded.host)
+    length = min(limit or LENGTH, LENGTH) if length is None else length
+    if limit is not None and length > limit:
+        raise PruneError(
+            f"windows of {length} tokens do not fit into the {limit} positions of {model}; lower "
+            f"--length"
+        )
+    ids = _text(loaded, data, text_field, length, stride, max_windows)
+    windows = cut(ids, length, stride, max_windows)
+    other = beside.dense_beside(loaded, dense_model, dtype, device) if dense else None
+    about = {
+        "model": model,
+        "adapter": adapter,
+        "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
+        "weights": beside.identity(loaded.host),
+        "dense": other if not isinstance(other, torch.nn.Module) else beside.identity(other),
+        "data": data,
+        "length": length,
+        "stride": stride,
+        "contexts": None if contexts is None else sorted(set(contexts)),
+        "path": path,
+        "version": __version__,
+    }
+    folder = None if out is None else Path(out)
+    points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
+    rows = perplexity(
+        loaded.model, windows, contexts, dense=other, path=path, chunk=chunk, batch=batch,
+        points=points,
+    )  # fmt: skip
+    measured = Measured({**about, "windows": len(windows)}, rows)
+    if folder is not None:
+        text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
+        write_whole(folder / f"{NAME}.json", text.encode())
+        drawing.save(perplexity_figure.draw(rows, adapter or model), folder / NAME)
+    return measured
+
+
+def _text(
+    loaded: loading.Loaded,
+    data: str,
+    text_field: str,
+    length: int,
+    stride: int | None,
+    max_windows: int | None,
+) -> Tensor:
+    """The tokens of the source, or as many as the windows need."""
+    need = None if max_windows is None else (max_windows - 1) * (stride or length) + length + 1
+    tokens = tokenise((data,), loaded.tokenizer, text_field=text_field, max_tokens=need)
+    if len(tokens.ids) < length:
+        raise PruneError(
+            f"{data} has {len(tokens.ids)} tokens, fewer than the {length} of one window; lower "
+            f"--length or add text"
+        )
+    return torch.from_numpy(tokens.ids.astype("int64"))

@@ -1,0 +1,133 @@
+"""Caches in the middle of a text, and calls that decode from there: what a benchmark times."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel, StaticCache
+from transformers.cache_utils import Cache
+
+from kvprune.cache.pruned_cache import PrunedCache
+from kvprune.errors import PruneError
+from kvprune.integration import host
+from kvprune.integration.handle import Pruned
+
+
+def twin(model: PreTrainedModel) -> PreTrainedModel:
+    """A second model with the same weights in the same memory: attach to one, leave the other."""
+    shared = [*model.parameters(), *model.buffers()]
+    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
+
+
+def dense_cache(
+    kind: str, model: PreTrainedModel, batch: int, context: int, room: int = 0
+) -> Cache:
+    """A "dynamic" or "static" cache with `context` random tokens and room for more."""
+    cache = empty_cache(kind, model, context + room)
+    _, heads, size, value_size = host.heads(model.config)
+    for layer in range(model.config.get_text_config().num_hidden_layers):
+        key = torch.randn(batch, heads, context, size).to(model.dtype)
+        value = torch.randn(batch, heads, context, value_size).to(model.dtype)
+        cache.update(key, value, layer)
+    return cache
+
+
+def empty_cache(kind: str, model: PreTrainedModel, length: int) -> Cache:
+    if kind == "dynamic":
+        return DynamicCache(config=model.config)
+    if kind == "static":
+        return StaticCache(config=model.config, max_cache_len=length)
+    raise PruneError(f"a cache of kind {kind!r} is unknown; choose dynamic or static")
+
+
+def filled_cache(
+    pruned: Pruned, context: int, kept: Tensor, token: Tensor | None = None
+) -> PrunedCache:
+    """A PrunedCache as it would be after `context` tokens, with random contents.
+
+    kept: (L, B), tokens that each layer holds of each row; token: which ones, the last if None.
+    """
+    cache = PrunedCache(pruned)
+    _, heads, size, value_size = host.heads(pruned.model.config)
+    for store, counts in zip(cache.stores, kept, strict=True):
+        (B,), S = counts.shape, int(counts.max())
+        key = torch.randn(B, heads, S, size).to(pruned.model.dtype)
+        value = torch.randn(B, heads, S, value_size).to(pruned.model.dtype)
+        table = store.begin(key[:, :, :0], value[:, :, :0])
+        valid = torch.arange(S) < counts[:, None]
+        number = torch.arange(context - S, context) if token is None else token[:S]
+        extra = {name: torch.rand(B, S, *shape) for name, shape in table.extra.items()}
+        table.push(key, value, torch.randn(B, S, pruned.rank), number.expand(B, S), valid, **extra)
+        store.seen = context
+    return cache
+
+
+@torch.no_grad()
+def steady_votes(pruned: Pruned, ids: Tensor, kept: int) -> None:
+    """New interactions that drop about one of `kept` random tokens a step: what comes in, goes out.
+
+    Scores are made normal with deviation 1, and P(score ≤ 0) = 1/kept fixes β. ids: (B, T), a
+    little text; the scale of each layer's input is read off it.
+    """
+    scales: dict[int, float] = {}
+
+    def look(index: int) -> Callable[..., None]:
+        def hook(module: Any, args: Any, kwargs: Any) -> None:
+            scales[index] = float(host.hidden_states(args, kwargs).float().pow(2).mean().sqrt())
+
+        return hook
+
+    sites = [site.module for site in pruned.sites]
+    hooks = [
+        m.register_forward_pre_hook(look(i), with_kwargs=True, prepend=True)
+        for i, m in enumerate(sites)
+    ]
+    try:
+        pruned.trace(ids)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    beta = -statistics.NormalDist().inv_cdf(1 / max(kept, 2))
+    for number, layer in enumerate(pruned.layers):
+        if (interaction := layer.interaction) is not None:
+            for weight in (interaction.query.weight, interaction.key.weight):
+                weight.normal_(std=1 / (scales[number] * weight.shape[1] ** 0.5))
+            interaction.beta.fill_(beta)
+
+
+def stepper(
+    model: PreTrainedModel, cache: Cache, batch: int, steps: int, start: Tensor | None = None
+) -> Callable[[], None]:
+    """A call that decodes `steps` tokens as `generate` does, each from the last one's argmax."""
+    token = torch.ones(batch, 1, dtype=torch.long) if start is None else start  # (B, 1)
+    token = token.to(model.device)
+
+    @torch.inference_mode()
+    def run() -> None:
+        nonlocal token
+        for _ in range(steps):
+            seen = int(cache.get_seq_length())
+            mask = torch.ones(batch, seen + 1, dtype=torch.long, device=model.device)
+            position = torch.full((batch, 1), seen, device=model.device)
+            logits = model(
+                input_ids=token, attention_mask=mask, position_ids=position,
+                past_key_values=cache, use_cache=True, logits_to_keep=1,
+            ).logits  # fmt: skip
+            token = logits[:, -1].argmax(-1, keepdim=True)
+        if token.is_cuda:
+            torch.cuda.synchronize()
+
+    return run
+
+
+def nbytes(cache: Cache) -> int:
+    """Bytes of all that a cache holds."""
+    if isinstance(cache, PrunedCache):
+        return cache.nbytes
+    held = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
+    return sum(x.untyped_storage().nbytes() for x in held if isinstance(x, Tensor))

@@ -1,0 +1,216 @@
+"""Zero-shot accuracy of a model on the paper's four tasks, through lm-eval, and its sparsity."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvprune.adapters import loading
+from kvprune.config import to_dict
+from kvprune.errors import PruneError
+from kvprune.evaluate import dense as beside
+from kvprune.evaluate.points import Points
+from kvprune.integration.handle import Pruned
+from kvprune.utils.files import write_whole
+from kvprune.version import __version__
+
+if TYPE_CHECKING:
+    from kvprune.evaluate.zeroshot.lm import PrunedLM
+
+# what lm-eval calls them, where they come from the hub
+HUB = {
+    "winogrande": "winogrande",
+    "hellaswag": "hellaswag",
+    "piqa": "piqa",
+    "lambada": "lambada_openai",
+}
+NAME = "zeroshot"
+Limit = int | Mapping[str, int] | None  # only the first so many of each task, or of those named
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One task, or "mean": the plain mean over the tasks."""
+
+    task: str
+    samples: int
+    accuracy: float
+    sparsity: float  # mean over the scored requests, a choice each: see `lm.PrunedLM`
+    stderr: float | None = None  # of the accuracy
+    accuracy_norm: float | None = None  # by the likelihood a byte of the choice, where it has that
+    perplexity: float | None = None  # of LAMBADA's last words
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without what the task does not have."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def zeroshot(
+    lm: PrunedLM,
+    tasks: Sequence[str] = tuple(HUB),
+    *,
+    files: str | Path | None = None,
+    limit: Limit = None,
+    points: Points | None = None,
+) -> list[Scored]:
+    """A row for each task and their mean; `points` keeps each task as it is done.
+
+    The rows come from the hub, or from a folder with a file for each task. `limit`: only the first
+    so many of each, or {task: so many} for some of them.
+    """
+    limits = _limits(tasks, limit)
+    rows = []
+    for task, first in limits.items():
+
+        def measure(task: str = task, first: int | None = first) -> list[dict[str, Any]]:
+            done = _score(lm, task, files, first).to_dict()
+            del done["task"]
+            return [done]
+
+        setting = {"task": task, "limit": first}
+        found = points.measure(setting, measure)[0] if points else {**setting, **measure()[0]}
+        rows.append(Scored(**{name: value for name, value in found.items() if name != "limit"}))
+    count = len(rows)
+    mean = Scored(
+        "mean",
+        sum(row.samples for row in rows),
+        math.fsum(row.accuracy for row in rows) / count,
+        math.fsum(row.sparsity for row in rows) / count,
+    )
+    return [*rows, mean]
+
+
+def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
+    """Of each task, once, how many of its first rows are scored; None: all."""
+    named = limit if isinstance(limit, Mapping) else {}
+    for task in (*tasks, *named):
+        if task not in HUB:
+            raise PruneError(f"task {task!r} is unknown; there are {', '.join(HUB)}")
+    for task, first in named.items():
+        if task not in tasks:
+            raise PruneError(
+                f"a limit of {first} for {task}, which is not asked for; add it to the tasks, or "
+                f"leave the limit out"
+            )
+    made = {task: named.get(task) if isinstance(limit, Mapping) else limit for task in tasks}
+    for task, count in made.items():
+        if count is not None and count < 1:
+            raise PruneError(f"{count} rows of {task} are too few; score at least 1")
+    return made
+
+
+def _score(lm: PrunedLM, task: str, files: str | Path | None, limit: int | None) -> Scored:
+    # not simple_evaluate, which also asks git, pip and the hub about this machine
+    from lm_eval import evaluate
+
+    lm.sparsities = []
+    name, task_dict = load_task(task, files)
+    # no bootstrap: the error of a mean has a formula
+    found: Any = evaluate(lm, task_dict, limit=limit, bootstrap_iters=0, log_samples=False)
+    result, samples = found["results"][name], found["n-samples"][name]["effective"]
+    accuracy = float(result["acc,none"])
+    assert lm.sparsity is not None
+    return Scored(
+        task,
+        samples,
+        accuracy,
+        lm.sparsity,
+        math.sqrt(accuracy * (1 - accuracy) / (samples - 1)) if samples > 1 else None,
+        result.get("acc_norm,none"),
+        result.get("perplexity,none"),
+    )
+
+
+def load_task(task: str, files: str | Path | None = None) -> tuple[str, Any]:
+    """lm-eval's name for it, and the task with its rows in the form that lm-eval evaluates."""
+    import lm_eval.tasks
+    from lm_eval.tasks import TaskManager
+
+    from kvprune.evaluate.zeroshot.tasks import FOLDER
+
+    own = Path(lm_eval.tasks.__file__).parent / task
+    name, folder = (HUB[task], own) if files is None else (f"kvprune_{task}", FOLDER)
+    # the folder alone: to look through all of lm-eval's takes seconds
+    manager = TaskManager(
+        include_path=str(folder), include_defaults=False, metadata={"files": files and str(files)}
+    )
+    try:
+        loaded = manager.load([name])
+    except PruneError:
+        raise
+    # whatever the libraries under lm-eval raise: datasets, httpx and fsspec have their own
+    except Exception as error:
+        if files is not None:
+            raise
+        reason = str(error).strip().splitlines()[0]
+        raise PruneError(
+            f"{task} cannot be read from the hub: {type(error).__name__}: {reason}; check the "
+            f"network, or pass a folder with its file as --files"
+        ) from error
+    loaded["tasks"][name].set_config(key="num_fewshot", value=0)
+    return name, loaded
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The rows, and how they came about."""
+
+    about: dict[str, Any]
+    rows: list[Scored]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"about": self.about, "rows": [row.to_dict() for row in self.rows]}
+
+
+def run(
+    model: str,
+    *,
+    adapter: str | None = None,
+    tasks: Sequence[str] = tuple(HUB),
+    files: str | Path | None = None,
+    limit: Limit = None,
+    batch: int = 8,
+    dtype: str = "auto",
+    device: str | None = None,
+    out: str | Path | None = None,
+) -> Measured:
+    """The same for a model by name; `out` gets zeroshot.json, and .points.json on the way."""
+    try:
+        import lm_eval
+
+        from kvprune.evaluate.zeroshot.lm import PrunedLM
+    except ImportError as error:
+        raise PruneError(
+            f"zero-shot tasks need the package lm-eval ({error}); pip install 'kvprune[eval]'"
+        ) from error
+    _limits(tasks, limit)
+    if files is not None:
+        from kvprune.evaluate.zeroshot.tasks import read
+
+        # a bad file is found before the model is loaded, and not after hours
+        for task in tasks:
+            read(files, task)
+    loaded = loading.load(model, adapter, dtype, device)
+    about = {
+        "model": model,
+        "adapter": adapter,
+        "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
+        "weights": beside.identity(loaded.host),
+        "files": None if files is None else str(files),
+        "version": __version__,
+        "lm_eval": lm_eval.__version__,
+    }
+    folder = None if out is None else Path(out)
+    points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
+    lm = PrunedLM(loaded, batch_size=batch)
+    rows = zeroshot(lm, tasks, files=files, limit=limit, points=points)
+    said = dict(limit) if isinstance(limit, Mapping) else limit
+    measured = Measured({**about, "limit": said}, rows)
+    if folder is not None:
+        text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
+        write_whole(folder / f"{NAME}.json", text.encode())
+    return measured

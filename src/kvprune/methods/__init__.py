@@ -1,0 +1,1 @@
+"""What may be dropped, and when: one file per method."""

@@ -1,0 +1,1 @@
+"""Corpora, tokens, rows and windows."""

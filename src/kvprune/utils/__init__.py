@@ -1,0 +1,1 @@
+"""Files, memory, numbers for people, figures and pages."""

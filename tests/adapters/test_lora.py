@@ -1,0 +1,116 @@
+"""LoRA beside pruning: in peft's format, and off again without a trace."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import kvprune
+import training_runs as runs
+from helpers import random_ids, uneven_gates
+from kvprune import PruneError, PruningConfig
+from kvprune.adapters import lora
+
+
+def lively(model):
+    """Give a fresh LoRA, which starts as nothing, something to say."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+
+
+def generated(model, ids):
+    made = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=20, do_sample=False
+    )
+    return made.tolist()
+
+
+@pytest.fixture(params=["gpt2", "llama"])
+def saved(request, tmp_path):
+    """A model with LoRA and pruning, and the folder of its adapter."""
+    model = runs.model(request.param)
+    lora.add(model, rank=4, alpha=8)
+    lively(model)
+    pruned = kvprune.attach(model, PruningConfig(rank=8))
+    uneven_gates(pruned)
+    pruned.save(tmp_path / "adapter")
+    return request.param, pruned, tmp_path / "adapter"
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_round_trip_and_generation(saved, merge):
+    family, pruned, path = saved
+    ids = random_ids(2, 24)
+    model = runs.model(family)
+    again = kvprune.load(model, path, merge=merge)
+    assert generated(model, ids) == generated(pruned.model, ids)
+    assert generated(model, ids) != generated(kvprune.attach(runs.model(family)).model, ids)
+    with torch.no_grad():
+        want = pruned.model(ids, use_cache=False).logits
+        got = model(ids, use_cache=False).logits
+    if merge:
+        assert_close(got, want, atol=1e-4, rtol=1e-4)
+        assert not lora.loaded(model)
+    else:
+        assert torch.equal(got, want)
+    assert again.sparsity().total > 0.05
+
+
+def test_detach_takes_lora_off_too(saved):
+    family, _, path = saved
+    model, ids = runs.model(family), random_ids(2, 24)
+    want, kinds = model(ids).logits, [type(m) for m in model.modules()]
+    trainable = [p.requires_grad for p in model.parameters()]
+    kvprune.load(model, path).detach()
+    assert torch.equal(model(ids).logits, want)
+    assert [type(m) for m in model.modules()] == kinds
+    assert not lora.loaded(model)
+    assert [p.requires_grad for p in model.parameters()] == trainable
+    kvprune.load(model, path)
+
+
+def test_peft_alone_reads_it(saved):
+    peft = pytest.importorskip("peft")
+    family, pruned, path = saved
+    ids = random_ids(2, 24)
+    theirs = peft.PeftModel.from_pretrained(runs.model(family), str(path)).eval()
+    ours = pruned.detach()
+    with torch.no_grad():
+        assert_close(theirs(ids).logits, ours(ids).logits)
+
+
+def test_a_small_file(saved):
+    _, _, path = saved
+    sizes = {file.name: file.stat().st_size for file in path.iterdir()}
+    assert set(sizes) >= {"kvprune.safetensors", "adapter_model.safetensors", "adapter_config.json"}
+    assert "model.safetensors" not in sizes
+
+
+def test_for_another_model(saved):
+    family, _, path = saved
+    width = {"n_embd": 32} if family == "gpt2" else {"hidden_size": 32, "head_dim": 16}
+    other = runs.model(family, **width)
+    with pytest.raises(PruneError, match="hidden_size"):
+        kvprune.load(other, path)
+    assert not lora.loaded(other)
+    layers = {"n_layer": 1} if family == "gpt2" else {"num_hidden_layers": 1}
+    other = runs.model(family, **layers)
+    with pytest.raises(PruneError, match="another model"):
+        kvprune.load(other, path)
+    assert not lora.loaded(other)
+
+
+def test_twice(saved):
+    _, pruned, path = saved
+    model = pruned.detach()
+    with pytest.raises(PruneError, match="LoRA already"):
+        lora.add(model, 2, 4)
+    with pytest.raises(PruneError, match="LoRA already"):
+        kvprune.load(model, path)
+
+
+def test_without_peft(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(PruneError, match=r"pip install 'kvprune\[train\]'"):
+        lora.add(runs.model(), 2, 4)

@@ -1,0 +1,41 @@
+"""The page of ratios, made as `make bench` makes it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks/page.py"
+
+
+def run(folder: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(SCRIPT), "--results", str(folder)]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_each_ratio_stands_beside_its_bar(tmp_path):
+    about = {"machine": {"cpu": "Z80", "cores": 1}, "versions": {"torch": "2"}}
+    for size, ratios in (
+        ("bench", {"time_1000": 1.234, "time_8192": 0.5, "new": 3.0}),
+        ("full", {"time_1000": 1.1}),
+    ):
+        (tmp_path / size).mkdir()
+        saved = {"ratios": ratios, "command": "python x", **about}
+        (tmp_path / size / "prefill.json").write_text(json.dumps(saved))
+    done = run(tmp_path)
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "README.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines()]
+    rows = [row for row in rows if row[0].startswith("| ") and len(row) == 5]
+    assert [row[1:4] for row in rows] == [
+        ["`make bench`", "full", "bar"],
+        ["1.23 ✗", "1.1", "≤ 1.15"], ["0.5", "—", "≤ 0.8"], ["3", "—", ""],
+    ]  # fmt: skip
+    assert "make bench: Z80, 1 cores, torch 2." in text
+
+
+def test_no_results_no_page(tmp_path):
+    done = run(tmp_path)
+    assert done.returncode != 0
+    assert "run the benchmarks with --save first" in done.stderr
+    assert not (tmp_path / "README.md").exists()
