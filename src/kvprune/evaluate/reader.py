@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from kvprune.adapters.dense import as_base_model
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 from kvprune.integration.layer import layer_of
-from kvprune.train.distill import dense_again
 
 
 class Reader:
@@ -66,7 +66,7 @@ class Reader:
     @contextmanager
     def _as_asked(self) -> Iterator[None]:
         if self.pruned is not None:
-            with dense_again(self.pruned) if self.gates_open else self.pruned.evaluating():
+            with as_base_model(self.pruned) if self.gates_open else self.pruned.evaluating():
                 yield
             return
         modes = [(module, module.training) for module in self.model.modules()]

@@ -40,6 +40,6 @@ class Interaction(nn.Module):
         scores = F.linear(hidden, query.to(dtype)) / math.sqrt(len(query))
         return scores, F.linear(hidden, key.to(dtype)), self.beta.to(dtype).reshape(())
 
-    def unscalar(self) -> None:
+    def beta_as_vector(self) -> None:
         """Make β a tensor of one element: FSDP cannot shard a scalar."""
         self.beta = nn.Parameter(self.beta.detach().reshape(1), self.beta.requires_grad)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
-
-from kvprune.adapters import lora
-from kvprune.integration.handle import Pruned
 
 IGNORE = -100
 # tokens whose vocabulary is in float32 at once: 256 × 50,000 × 4 bytes are 51 MB
@@ -64,17 +59,3 @@ def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """The model as it is now, for a run that is about to change it."""
     teacher = copy.deepcopy(model).eval()
     return teacher.requires_grad_(False)
-
-
-@contextmanager
-def dense_again(pruned: Pruned) -> Iterator[None]:
-    """The model before training, where its own weights are frozen: pruning and LoRA switched off.
-
-    No second copy of the weights is needed.
-    """
-    with pruned.evaluating(), pruned.dense():
-        lora.enable(pruned.model, False)
-        try:
-            yield
-        finally:
-            lora.enable(pruned.model, True)

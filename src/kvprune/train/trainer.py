@@ -25,6 +25,7 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput
 
 from kvprune.adapters import lora
+from kvprune.adapters.dense import as_base_model
 from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, attach
@@ -95,7 +96,7 @@ class PruningTrainer(MeasuringTrainer):
         if self.is_fsdp_enabled:
             for layer in self.pruned.layers:
                 if layer.interaction is not None:
-                    layer.interaction.unscalar()
+                    layer.interaction.beta_as_vector()
         if self.teacher is not None:
             nn.Module.to(self.teacher, args.device)
         self._factors = self._agreed(self._factors)
@@ -203,7 +204,7 @@ class PruningTrainer(MeasuringTrainer):
             with self.accelerator.autocast():
                 logits: Tensor = self.teacher(**asked).logits
             return logits
-        with distill.dense_again(self.pruned):
+        with as_base_model(self.pruned):
             logits = model(**asked)["logits"]
         return logits
 
