@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import harness
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 # script → ratio → the question, and the bar: at least (≥) or at most (≤) so much
 QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
@@ -118,7 +118,7 @@ def main() -> None:
         results.setdefault(file.parent.name, {})[file.stem] = json.loads(file.read_text())
     if not results:
         raise SystemExit(f"{folder} holds no results; run the benchmarks with --save first")
-    write_whole(folder / "README.md", page(results).encode())
+    write_atomically(folder / "README.md", page(results).encode())
     print(folder / "README.md")
 
 

@@ -25,9 +25,9 @@ from kvprune.config import Config, to_dict
 from kvprune.evaluate.perplexity.measure import perplexity
 from kvprune.evaluate.points import Points
 from kvprune.text.config import DataConfig
-from kvprune.text.rows import Data, load
+from kvprune.text.rows import Data, load_rows
 from kvprune.train import PruningTrainer, TrainConfig
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 DOCS = Path(__file__).parent.parent / "docs"
 LENGTH, RANK = 512, 32
@@ -120,7 +120,7 @@ def data(seed: int = 0) -> Data:
     """Two books to learn from, a third to measure on."""
     files = [str(tiny.text_file(name)) for name in ("train", "held_out")]
     config = DataConfig((files[0],), LENGTH, held_out_source=files[1], seed=seed)
-    return load(config, load_tokenizer(tiny.NAME))
+    return load_rows(config, load_tokenizer(tiny.NAME))
 
 
 def held_out() -> torch.Tensor:
@@ -144,7 +144,7 @@ def publish(name: str, about: Record, rows: list[Record], docs: Path = DOCS) -> 
     file.parent.mkdir(parents=True, exist_ok=True)
     lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
     head = json.dumps(about, ensure_ascii=False)
-    write_whole(file, f'{{\n "about": {head},\n "rows": [\n  {lines}\n ]\n}}\n'.encode())
+    write_atomically(file, f'{{\n "about": {head},\n "rows": [\n  {lines}\n ]\n}}\n'.encode())
     print(f"wrote {file.relative_to(docs.parent)}")
 
 

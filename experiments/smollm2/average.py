@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 
 def main() -> None:
@@ -39,7 +39,7 @@ def average(runs: Sequence[Path], out: Path) -> None:
         raise PruneError(f"{last} holds no adapter; pass folders that kvprune train wrote")
     out.mkdir(parents=True, exist_ok=True)
     for name, data in made.items():
-        write_whole(out / name, data)
+        write_atomically(out / name, data)
     for name in ("adapter_config.json", "recipe.yaml"):
         if (last / name).exists():
             shutil.copy(last / name, out / name)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kvprune.adapters.packing import halved
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def shrink(adapter: Path, out: Path) -> tuple[int, int]:
         raise PruneError(f"{out} would overwrite the adapter itself; choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     for file in files:
-        write_whole(out / file.name, halved(file))
+        write_atomically(out / file.name, halved(file))
     for name in ("adapter_config.json", "README.md", "recipe.yaml"):
         if (adapter / name).exists():
             shutil.copy(adapter / name, out / name)

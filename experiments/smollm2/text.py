@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from chats import conversations, messages, paragraphs
 from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 SHARES = {"books": 0.3, "encyclopedic": 0.3, "news": 0.15, "chat": 0.25}
 # some 4.4 letters a token: 1,100 and 4,100 tokens
@@ -94,7 +94,7 @@ def make(corpus: Path, wikitext: Path, tokenizer: Any, tokens: int, out: Path) -
     out.mkdir(parents=True, exist_ok=True)
     files = {**held, "train.jsonl": "\n".join(lines) + "\n", "about.json": json.dumps(about)}
     for name, text in files.items():
-        write_whole(out / name, text.encode())
+        write_atomically(out / name, text.encode())
         print(f"wrote {out / name}: {len(text):,} letters")
     return about
 

@@ -28,7 +28,7 @@ from kvprune.errors import PruneError
 from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
 from kvprune.utils import plot as drawing
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 from kvprune.utils.malloc import keep_memory
 
 BASE = "smollm2-135m"
@@ -155,7 +155,7 @@ def packed(name: str, folder: Path, docs: Path) -> str:
     if parts := STAGES[name].get("mean_of"):
         settings = {"mean_of": list(parts), **settings}
     text = card(entry.name, about, tokens, rows, settings)
-    write_whole(entry.folder / "README.md", text.encode())
+    write_atomically(entry.folder / "README.md", text.encode())
     return f"packed {entry.name}: {entry.size / 1e6:.2f} MB"
 
 

@@ -21,7 +21,7 @@ from common import Row, table
 from kvprune.errors import PruneError
 from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 from kvprune.utils.malloc import keep_memory
 from train import BASE, RECIPE, curve
 
@@ -73,7 +73,7 @@ def train(name: str, args: argparse.Namespace) -> None:
         raise PruneError(f"--steps is {args.steps}; the mean of the last {LAST} needs that many")
     resume = any(folder.glob("checkpoint-*"))
     done = run(make(merged(load(RECIPE), over)), folder, resume)
-    write_whole(folder / "metrics.json", json.dumps(done.metrics).encode())
+    write_atomically(folder / "metrics.json", json.dumps(done.metrics).encode())
 
 
 def summary(name: str, args: argparse.Namespace) -> Row | None:

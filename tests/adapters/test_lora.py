@@ -51,7 +51,7 @@ def test_round_trip_and_generation(saved, merge):
         got = model(ids, use_cache=False).logits
     if merge:
         assert_close(got, want, atol=1e-4, rtol=1e-4)
-        assert not lora.loaded(model)
+        assert not lora.has_lora(model)
     else:
         assert torch.equal(got, want)
     assert again.sparsity().total > 0.05
@@ -65,7 +65,7 @@ def test_detach_takes_lora_off_too(saved):
     kvprune.load(model, path).detach()
     assert torch.equal(model(ids).logits, want)
     assert [type(m) for m in model.modules()] == kinds
-    assert not lora.loaded(model)
+    assert not lora.has_lora(model)
     assert [p.requires_grad for p in model.parameters()] == trainable
     kvprune.load(model, path)
 
@@ -93,12 +93,12 @@ def test_for_another_model(saved):
     other = runs.model(family, **width)
     with pytest.raises(PruneError, match="hidden_size"):
         kvprune.load(other, path)
-    assert not lora.loaded(other)
+    assert not lora.has_lora(other)
     layers = {"n_layer": 1} if family == "gpt2" else {"num_hidden_layers": 1}
     other = runs.model(family, **layers)
     with pytest.raises(PruneError, match="another model"):
         kvprune.load(other, path)
-    assert not lora.loaded(other)
+    assert not lora.has_lora(other)
 
 
 def test_twice(saved):

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+import fake_registry
 import kvprune
-import registered
 import zoo
 from kvprune import PruneError
 from kvprune.adapters import lora, registry, saving, source
@@ -24,7 +24,7 @@ from kvprune.cli import app
 
 @pytest.fixture
 def adapters(monkeypatch, tmp_path):
-    return registered.register(monkeypatch, tmp_path)
+    return fake_registry.register(monkeypatch, tmp_path)
 
 
 def ran(*args: str):
@@ -41,8 +41,8 @@ def same(one, other) -> bool:
 
 
 def test_names(adapters, tmp_path):
-    registered.packed(tmp_path, "little-50")
-    registered.packed(tmp_path, "little-80", seed=1, default=True)
+    fake_registry.packed(tmp_path, "little-50")
+    fake_registry.packed(tmp_path, "little-80", seed=1, default=True)
     assert [entry.name for entry in registry.entries()] == ["little-50", "little-80"]
     assert registry.find_adapter("little").name == "little-80"
     assert registry.find_adapter("little-50").name == "little-50"
@@ -53,8 +53,8 @@ def test_names(adapters, tmp_path):
 
 
 def test_each_name_loads_its_own(adapters, tmp_path):
-    one = registered.packed(tmp_path, "little-50", default=True)
-    registered.packed(tmp_path, "little-80", seed=1)
+    one = fake_registry.packed(tmp_path, "little-50", default=True)
+    fake_registry.packed(tmp_path, "little-80", seed=1)
     default, other = kvprune.load("little"), kvprune.load("little-80")
     assert same(default, kvprune.load(load_base("little"), one.folder))
     assert same(default, kvprune.load("little-50"))
@@ -71,7 +71,7 @@ def test_each_name_loads_its_own(adapters, tmp_path):
 
 
 def test_packed_is_half_as_large_and_says_no_path(adapters, tmp_path):
-    entry = registered.packed(tmp_path, "little-50")
+    entry = fake_registry.packed(tmp_path, "little-50")
     before = load_file(tmp_path / "run little-50" / saving.FILE)
     after = load_file(entry.folder / saving.FILE)
     for name, tensor in before.items():
@@ -91,7 +91,7 @@ def test_lora_is_packed_too(adapters, tmp_path):
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.1)
     kvprune.attach(model, kvprune.PruningConfig(rank=8)).save(tmp_path / "run")
-    entry = pack(tmp_path / "run", "little-50", registered.about(0.5, default=True))
+    entry = pack(tmp_path / "run", "little-50", fake_registry.about(0.5, default=True))
     assert all(t.dtype == torch.bfloat16 for t in load_file(entry.folder / lora.WEIGHTS).values())
     for file in entry.folder.iterdir():
         assert b"somebody" not in file.read_bytes(), file
@@ -113,10 +113,10 @@ def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
 
     monkeypatch.setattr(packing, "LARGEST", 1000)
     with pytest.raises(PruneError, match=r"packs to .* MB.*--rank"):
-        registered.packed(tmp_path, "little-50")
+        fake_registry.packed(tmp_path, "little-50")
     assert not (adapters / "little-50").exists()
     with pytest.raises(PruneError, match="holds no adapter"):
-        pack(tmp_path, "little-50", registered.about(0.5))
+        pack(tmp_path, "little-50", fake_registry.about(0.5))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_errors(adapters, files, name, says):
     known = {"base": "little", "source": "hub", "strength": 0.5, "sparsity": 0.5,
              "perplexity_ratio": 1.0}  # fmt: skip
     for folder, changes in files.items():
-        registered.written(adapters / folder, **known | changes)
+        fake_registry.written(adapters / folder, **known | changes)
     with pytest.raises(PruneError, match=says):
         kvprune.load(name)
 
@@ -153,7 +153,7 @@ def test_a_folder_of_the_users_own_may_be_called_alike(adapters, tmp_path, monke
 
 
 def test_other_weights_than_those_of_training_are_told_once(adapters, tmp_path, capsys):
-    registered.packed(tmp_path, "little-50", default=True, source="hub")
+    fake_registry.packed(tmp_path, "little-50", default=True, source="hub")
     source._told.clear()
     kvprune.load("little")
     kvprune.load("little")
@@ -163,7 +163,7 @@ def test_other_weights_than_those_of_training_are_told_once(adapters, tmp_path, 
 
 
 def test_kvprune_models(adapters, tmp_path):
-    registered.packed(tmp_path, "little-50", default=True)
+    fake_registry.packed(tmp_path, "little-50", default=True)
     done = ran("models")
     for part in ("little-50", "41.0%", "1.020 ×", "MB", "MIT", "little-dense", "smollm2-135m"):
         assert part in done.stdout, part
@@ -183,7 +183,7 @@ def test_kvprune_models_without_any(adapters):
 
 
 def test_commands_take_the_names(adapters, tmp_path):
-    registered.packed(tmp_path, "little-50", default=True)
+    fake_registry.packed(tmp_path, "little-50", default=True)
     made = json.loads(ran("generate", "little", "Hello there", "--json").stdout)
     assert made["kept_share"] < 0.9
     dense = json.loads(ran("generate", "little-dense", "Hello there", "--json").stdout)
@@ -239,7 +239,7 @@ def test_a_shipped_adapter_fits_its_base(entry):
     )  # fmt: skip
     pruned = kvprune.load(LlamaForCausalLM(config).eval(), entry.folder)
     assert len(pruned.layers) == 30
-    assert lora.loaded(pruned.model)
+    assert lora.has_lora(pruned.model)
     ids = torch.arange(40)[None]
     with torch.no_grad():
         assert pruned.model(ids).logits.isfinite().all()

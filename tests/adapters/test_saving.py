@@ -10,7 +10,7 @@ import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import PruneError, PruningConfig
-from kvprune.adapters.saving import FILE, write_whole
+from kvprune.adapters.saving import FILE, write_atomically
 
 
 @pytest.fixture
@@ -134,13 +134,13 @@ def test_missing_or_damaged(saved, tmp_path):
 
 def test_written_whole_or_not_at_all(tmp_path, monkeypatch):
     file = tmp_path / "file"
-    write_whole(file, b"old")
+    write_atomically(file, b"old")
 
     def fail(*args):
         raise OSError("disk full")
 
     monkeypatch.setattr("os.fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        write_whole(file, b"new")
+        write_atomically(file, b"new")
     assert file.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [file]

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from kvprune.cache.slots import SlotTable, roomy
 from kvprune.errors import PruneError
-from unwritten import poisoned
+from poisoned_memory import poisoned
 
 H, D, DV, R = 2, 3, 2, 1
 

@@ -7,7 +7,7 @@ import signal
 import pytest
 from typer.testing import CliRunner
 
-import saved
+import model_folders
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.cli.chat import _stopping
@@ -20,7 +20,7 @@ TEMPLATE = (
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    path = saved.save(tmp_path_factory.mktemp("chat"), positions=300)
+    path = model_folders.save(tmp_path_factory.mktemp("chat"), positions=300)
     (path / "chat.jinja").write_text(TEMPLATE)
     return path
 

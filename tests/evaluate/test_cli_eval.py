@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import kvprune
-import saved
+import model_folders
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.evaluate.perplexity.measure import perplexity
@@ -31,7 +31,7 @@ def ran(*args: str):
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A model, an adapter, a whole model and a text."""
-    path = saved.save(tmp_path_factory.mktemp("eval"))
+    path = model_folders.save(tmp_path_factory.mktemp("eval"))
     chosen = random.Random(0).choices(WORDS, k=150)
     with gzip.open(path / "text.txt.gz", "wt") as out:
         out.write(" ".join(chosen))
@@ -46,7 +46,7 @@ def token_cache(monkeypatch, tmp_path):
 def by_hand(place, folder="adapter", **options):
     """The same through the library."""
     text = gzip.decompress((place / "text.txt.gz").read_bytes()).decode()
-    ids = torch.tensor([*saved.tokenizer()(text)["input_ids"], 0])
+    ids = torch.tensor([*model_folders.byte_tokenizer()(text)["input_ids"], 0])
     pruned = kvprune.load(place / "model", place / folder)
     return [row.to_dict() for row in perplexity(pruned, ids, **options)]
 

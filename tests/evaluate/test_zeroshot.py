@@ -16,7 +16,7 @@ from lm_eval.tasks import TaskManager
 from test_cli_eval import ran
 
 import kvprune
-import saved
+import model_folders
 from kvprune import PruneError
 from kvprune.adapters import loading
 from kvprune.evaluate.zeroshot import tasks
@@ -58,7 +58,7 @@ def write(folder: Path, **changed: list) -> Path:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    path = saved.save(tmp_path_factory.mktemp("zeroshot"))
+    path = model_folders.save(tmp_path_factory.mktemp("zeroshot"))
     write(path / "files")
     return path
 
@@ -91,7 +91,7 @@ class Alone:
     """A request read on its own: no batch, no padding."""
 
     def __init__(self, pruned: kvprune.Pruned, context: str, continuation: str):
-        words = saved.tokenizer()
+        words = model_folders.byte_tokenizer()
         start, ids = len(words(context)["input_ids"]), words(context + continuation)["input_ids"]
         with torch.no_grad(), pruned.evaluating():
             log_p = (
@@ -122,7 +122,7 @@ def test_pruned_is_what_each_request_gives_alone(place, task, batch):
 
 def test_requests_that_share_a_reading_count_each(place):
     lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=4)
-    ids = saved.tokenizer()("one of two")["input_ids"]
+    ids = model_folders.byte_tokenizer()("one of two")["input_ids"]
     requests = [(("", str(i)), ids, [5 + i]) for i in range(3)]
     requests.append((("", "x"), ids[:4], ids[4:]))
     lm._loglikelihood_tokens(requests, disable_tqdm=True)

@@ -12,8 +12,8 @@ import pytest
 import torch
 import yaml
 
+import fake_registry
 import kvprune
-import registered
 from helpers import uneven_gates
 from kvprune import tiny
 from kvprune.adapters import lora, registry
@@ -170,7 +170,7 @@ def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
     assert done.steps == 2
     pruned = kvprune.load(load_base(place / "model", "float32"), tmp_path / "run")
     assert pruned.rank == 32
-    assert lora.loaded(pruned.model)
+    assert lora.has_lora(pruned.model)
 
 
 def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
@@ -278,7 +278,7 @@ def test_adapters_of_different_kinds_have_no_mean(place, tmp_path):
 
 
 def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, monkeypatch):
-    adapters = registered.register(monkeypatch, tmp_path)
+    adapters = fake_registry.register(monkeypatch, tmp_path)
     (tmp_path / "text.txt").write_text(sentences("w", 3, 200))
     data = {"sources": [str(tmp_path / "text.txt")], "length": 32, "held_out": 2}
     short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2, "save_every": 1,

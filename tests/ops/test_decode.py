@@ -6,7 +6,7 @@ import torch
 from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
 from kvprune.ops.decode import Votes, available, best_backend, decode
-from unwritten import poisoned
+from poisoned_memory import poisoned
 
 # float32 noise; for half precisions the rounding of the output and of torch's attention weights
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}

@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_co
 
 from kvprune.errors import PruneError
 from kvprune.text import sources, tokens
-from kvprune.text.rows import DataConfig, Rows, load, split
+from kvprune.text.rows import DataConfig, Rows, load_rows, split
 from kvprune.text.tokens import Tokens, tokenise
 
 WORDS = ["the", "a", "lantern", "walked", "under", "silver", "hill", "naïve", "雨", ",", "1911"]
@@ -359,7 +359,7 @@ def test_rows_are_the_spans_end_to_end(sizes, length, picked):
 
 def test_nothing_is_lost_but_the_last_incomplete_row(stories, tokenizer):
     file, documents = stories
-    data = load(DataConfig((file,), length=50, held_out=0.1), tokenizer)
+    data = load_rows(DataConfig((file,), length=50, held_out=0.1), tokenizer)
     want = Counter(plain(documents, tokenizer))
     got = Counter(joined(data.train)) + Counter(joined(data.held_out))
     assert not got - want
@@ -369,7 +369,7 @@ def test_nothing_is_lost_but_the_last_incomplete_row(stories, tokenizer):
 
 def test_documents_are_shuffled_whole(stories, tokenizer):
     file, documents = stories
-    data = load(DataConfig((file,), length=50, held_out=0), tokenizer)
+    data = load_rows(DataConfig((file,), length=50, held_out=0), tokenizer)
     got = texts(data.train, tokenizer)
     assert data.held_out is None
     assert set(got) < set(documents)
@@ -380,7 +380,7 @@ def test_documents_are_shuffled_whole(stories, tokenizer):
 def test_the_seed_orders_training_only(stories, tokenizer):
     file, _ = stories
     one, same, other = (
-        load(DataConfig((file,), length=50, held_out=0.1, seed=seed), tokenizer)
+        load_rows(DataConfig((file,), length=50, held_out=0.1, seed=seed), tokenizer)
         for seed in (1, 1, 2)
     )
     assert joined(one.train) == joined(same.train)
@@ -389,7 +389,7 @@ def test_the_seed_orders_training_only(stories, tokenizer):
 
 
 def test_rows_suit_the_trainer(stories, tokenizer):
-    data = load(DataConfig(stories[0], length=50, held_out=0), tokenizer)
+    data = load_rows(DataConfig(stories[0], length=50, held_out=0), tokenizer)
     batch = default_data_collator([data.train[0], data.train[1]])
     assert batch["input_ids"].shape == (2, 50)
     assert batch["input_ids"].dtype == torch.int64
@@ -397,7 +397,7 @@ def test_rows_suit_the_trainer(stories, tokenizer):
 
 
 def test_a_worker_maps_the_file_anew(stories, tokenizer):
-    data = load(DataConfig(stories[0], length=50), tokenizer)
+    data = load_rows(DataConfig(stories[0], length=50), tokenizer)
     pickled = pickle.dumps(data.train.corpus)
     assert len(pickled) < 1000
     assert joined(pickle.loads(pickle.dumps(data.train))) == joined(data.train)
@@ -406,9 +406,9 @@ def test_a_worker_maps_the_file_anew(stories, tokenizer):
 PRINT_ROWS = """
 import sys
 from transformers import AutoTokenizer
-from kvprune.text.rows import DataConfig, load
+from kvprune.text.rows import DataConfig, load_rows
 tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
-data = load(DataConfig(sys.argv[2], length=50, held_out=0.1), tokenizer)
+data = load_rows(DataConfig(sys.argv[2], length=50, held_out=0.1), tokenizer)
 print([row["input_ids"].tolist() for part in (data.train, data.held_out) for row in part])
 """
 
@@ -427,7 +427,7 @@ def test_the_same_in_every_process(stories, tokenizer, tmp_path):
         text=True,
         check=True,
     )
-    data = load(DataConfig(stories[0], length=50, held_out=0.1), tokenizer)
+    data = load_rows(DataConfig(stories[0], length=50, held_out=0.1), tokenizer)
     rows = [row["input_ids"].tolist() for part in (data.train, data.held_out) for row in part]
     assert json.loads(done.stdout) == rows
 
@@ -438,7 +438,7 @@ def test_the_same_in_every_process(stories, tokenizer, tmp_path):
 @pytest.mark.parametrize(("held_out", "at_least"), [(0.1, 0.1), (0.001, 0), (20, 0)])
 def test_no_document_is_in_both(held_out, at_least, stories, tokenizer):
     file, documents = stories
-    data = load(DataConfig((file,), length=50, held_out=held_out), tokenizer)
+    data = load_rows(DataConfig((file,), length=50, held_out=held_out), tokenizer)
     train, kept = texts(data.train, tokenizer), texts(data.held_out, tokenizer)
     assert set(train) | set(kept) <= set(documents)
     assert not set(train) & set(kept)
@@ -452,7 +452,7 @@ def test_no_document_is_in_both(held_out, at_least, stories, tokenizer):
 def test_copies_of_a_held_out_document_are_not_trained_on(tmp_path, tokenizer):
     documents = [story(i) for i in range(50)]
     file = write(tmp_path / "a.jsonl", documents * 3)
-    data = load(DataConfig((file,), length=50, held_out=0.2), tokenizer)
+    data = load_rows(DataConfig((file,), length=50, held_out=0.2), tokenizer)
     train, kept = texts(data.train, tokenizer), texts(data.held_out, tokenizer)
     assert kept
     assert not set(train) & set(kept)
@@ -467,7 +467,7 @@ def test_the_same_documents_are_held_out_when_files_are_renamed_or_split(tmp_pat
         write(tmp_path / "y.jsonl", documents[:60]),
     ]
     got = [
-        joined(load(DataConfig(files, length=50, held_out=0.1), tokenizer).held_out)
+        joined(load_rows(DataConfig(files, length=50, held_out=0.1), tokenizer).held_out)
         for files in ([one], parts)
     ]
     assert got[0] == got[1]
@@ -476,7 +476,7 @@ def test_the_same_documents_are_held_out_when_files_are_renamed_or_split(tmp_pat
 def test_of_a_single_document_the_tail_is_held_out(tmp_path, tokenizer):
     text = " ".join(story(i) for i in range(50))
     (tmp_path / "book.txt").write_text(text)
-    data = load(DataConfig(str(tmp_path / "book.txt"), length=50, held_out=0.1), tokenizer)
+    data = load_rows(DataConfig(str(tmp_path / "book.txt"), length=50, held_out=0.1), tokenizer)
     ids = plain([text], tokenizer)
     assert data.held_out.tokens == -(-len(ids) // 10)
     assert joined(data.train) + joined(data.held_out) == [
@@ -518,7 +518,7 @@ def test_a_held_out_source_is_taken_whole_and_not_trained_on(tmp_path, tokenizer
     documents = [story(i) for i in range(40)]
     file = write(tmp_path / "a.jsonl", documents)
     other = write(tmp_path / "b.jsonl", documents[30:])
-    data = load(DataConfig((file,), length=50, held_out_source=other), tokenizer)
+    data = load_rows(DataConfig((file,), length=50, held_out_source=other), tokenizer)
     assert data.train.tokens == len(plain(documents[:30], tokenizer))
     assert data.held_out.tokens == len(plain(documents[30:], tokenizer))
 
@@ -541,9 +541,9 @@ class Untouchable:
 
 def test_text_is_tokenised_once_for_all_lengths_seeds_and_splits(stories, tokenizer):
     file, _ = stories
-    load(DataConfig((file,), length=50), tokenizer)
+    load_rows(DataConfig((file,), length=50), tokenizer)
     again = DataConfig((file,), length=20, seed=3, held_out=7)
-    assert len(load(again, Untouchable(tokenizer)).held_out) >= 7
+    assert len(load_rows(again, Untouchable(tokenizer)).held_out) >= 7
 
 
 def test_what_the_tokenizer_did_before_does_not_matter(stories, tokenizer):
@@ -740,7 +740,7 @@ def test_too_little_text(tmp_path, tokenizer):
         ({"length": 20, "held_out_source": file}, "without what is held out has 0 tokens"),
     ]:
         with pytest.raises(PruneError, match=says):
-            load(DataConfig(file, **options), tokenizer)
+            load_rows(DataConfig(file, **options), tokenizer)
 
 
 def test_a_tokenizer_without_an_end(stories):

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 NAME = "default"  # peft's own name for the only adapter
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -23,7 +23,7 @@ def add(model: PreTrainedModel, rank: int, alpha: float) -> None:
     Before pruning is attached, so that the interaction's own linear layers stay plain.
     """
     peft = _peft()
-    if loaded(model):
+    if has_lora(model):
         raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
     config = peft.LoraConfig(
         r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"
@@ -31,19 +31,19 @@ def add(model: PreTrainedModel, rank: int, alpha: float) -> None:
     model.add_adapter(config, NAME)
 
 
-def loaded(model: PreTrainedModel) -> bool:
+def has_lora(model: PreTrainedModel) -> bool:
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
 def rank(model: PreTrainedModel) -> int | None:
     """Of the LoRA on the model; None without one."""
-    if not loaded(model):
+    if not has_lora(model):
         return None
     config: Any = model.peft_config[NAME]
     return int(config.r)
 
 
-def lies_in(folder: Path) -> bool:
+def is_saved_in(folder: Path) -> bool:
     return (folder / CONFIG).is_file()
 
 
@@ -64,13 +64,13 @@ def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None =
     config.base_model_name_or_path = model.config.name_or_path or None
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))
-    write_whole(folder / WEIGHTS, to_bytes(tensors, metadata={"format": "pt"}))
+    write_atomically(folder / WEIGHTS, to_bytes(tensors, metadata={"format": "pt"}))
 
 
 def load(model: PreTrainedModel, folder: Path) -> None:
     """Put the LoRA in the folder on the model, itself frozen; nothing else changes."""
     _peft()
-    if loaded(model):
+    if has_lora(model):
         raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
     before = [(p, p.requires_grad) for p in model.parameters()]
     training = model.training
@@ -94,7 +94,7 @@ def fill(model: PreTrainedModel, folder: Path) -> None:
 
 
 def enable(model: PreTrainedModel, on: bool) -> None:
-    if loaded(model):
+    if has_lora(model):
         (model.enable_adapters if on else model.disable_adapters)()
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvprune.adapters import lora, registry, saving
 from kvprune.adapters.registry import ABOUT, About, Entry, entries
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 LARGEST = 12 * 10**6  # bytes of weights
 CARD = "README.md"
@@ -43,13 +43,15 @@ def pack(run: str | Path, name: str, about: About, folder: Path | None = None) -
         )
     target.mkdir(parents=True, exist_ok=True)
     for file, data in packed.items():
-        write_whole(target / file, data)
-    if lora.lies_in(run):
+        write_atomically(target / file, data)
+    if lora.is_saved_in(run):
         config = json.loads((run / lora.CONFIG).read_text(encoding="utf-8"))
-        write_whole(target / lora.CONFIG, _json({**config, "base_model_name_or_path": about.base}))
+        write_atomically(
+            target / lora.CONFIG, _json({**config, "base_model_name_or_path": about.base})
+        )
     if (run / CARD).is_file():
         shutil.copyfile(run / CARD, target / CARD)
-    write_whole(target / ABOUT, _json(asdict(about)))
+    write_atomically(target / ABOUT, _json(asdict(about)))
     return next(entry for entry in entries(folder) if entry.name == name)
 
 

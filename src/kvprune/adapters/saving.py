@@ -26,7 +26,7 @@ from kvprune.adapters.pretrained import load_base
 from kvprune.config import from_dict, to_dict
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, attach
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 from kvprune.version import __version__
 
 log = logging.getLogger(__name__)
@@ -57,9 +57,9 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
     data = to_bytes(tensors, metadata={"kvprune": json.dumps(about, sort_keys=True)})
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
-    if lora.loaded(pruned.model):
+    if lora.has_lora(pruned.model):
         lora.save(pruned.model, folder, state)
-    write_whole(folder / FILE, data)
+    write_atomically(folder / FILE, data)
     return folder / FILE
 
 
@@ -104,7 +104,7 @@ def load(
                 f"{file} was saved for {what} {theirs[what]!r} ({theirs['name']}), but this model "
                 f"has {ours[what]!r}; load it into the model that it was trained on"
             )
-    with_lora = lora.lies_in(file.parent)
+    with_lora = lora.is_saved_in(file.parent)
     if with_lora:
         lora.load(model, file.parent)
     try:
@@ -129,7 +129,7 @@ def fill(pruned: Pruned, path: str | Path) -> None:
     """Take the numbers that `save` wrote into a model that is attached already."""
     file = _file(path)
     _fill(pruned, read(file)[1], file)
-    if lora.loaded(pruned.model):
+    if lora.has_lora(pruned.model):
         lora.fill(pruned.model, file.parent)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvprune.adapters.bases import Wheel
 from kvprune.errors import PruneError
-from kvprune.utils.files import cache_folder, made_once
+from kvprune.utils.files import cache_folder, make_folder_once
 
 NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 PACKAGES = ("gguf", "accelerate")  # what transformers needs to read GGUF
@@ -44,7 +44,7 @@ def converted(wheel: Wheel) -> Path:
     if not is_whole(folder):
         _check_packages(wheel)
     try:
-        return made_once(folder, make, is_whole)
+        return make_folder_once(folder, make, is_whole)
     except OSError as error:
         raise PruneError(
             f"{wheel} cannot be unpacked into {folder}: {error}; set KVPRUNE_CACHE to a folder "

@@ -57,7 +57,7 @@ def run(
 ) -> Run:
     """Fine-tune pruning into the small model, then measure both; `folder` keeps the result."""
     try:
-        from kvprune.text.rows import DataConfig, load
+        from kvprune.text.rows import DataConfig, load_rows
         from kvprune.train import PruningTrainer, TrainConfig
     except ImportError as error:
         raise PruneError(
@@ -66,7 +66,7 @@ def run(
     dense, model, tokenizer = tiny.load_model(), tiny.load_model(), load_tokenizer(tiny.NAME)
     files = {name: str(tiny.text_file(name)) for name in ("train", "held_out")}
     source = DataConfig((files["train"],), LENGTH, held_out_source=files["held_out"], seed=seed)
-    data = load(source, tokenizer)
+    data = load_rows(source, tokenizer)
     assert data.held_out is not None
     config = TrainConfig(
         method=PruningConfig(rank=32), gamma=gamma, distill=1.0, steps=steps, batch=4, warmup=5,

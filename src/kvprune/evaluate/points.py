@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 Row = dict[str, Any]
 
@@ -71,7 +71,7 @@ class Points:
         """Write all of it into this file, in place of what it held."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.document, indent=1, ensure_ascii=False)
-        write_whole(path, text.encode())
+        write_atomically(path, text.encode())
         return path
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvprune.errors import PruneError
 from kvprune.explain.trace import Trace
 from kvprune.ops.timeline import NEVER
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 # a monospaced character is 0.6 em wide in every common font; textLength makes it so in the others
 SIZE, CHARACTER, LINE, MARGIN, COLUMNS = 15, 9.0, 26, 24, 84
@@ -54,7 +54,7 @@ def animate(
     if file.suffix != ".svg":
         raise PruneError(f"{file} does not end in .svg; the animation is one")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, draw(trace, layer, seconds).encode())
+    write_atomically(file, draw(trace, layer, seconds).encode())
     return file
 
 

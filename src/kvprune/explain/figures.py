@@ -12,7 +12,7 @@ from kvprune.errors import PruneError
 from kvprune.explain.statistics import Statistics
 from kvprune.explain.study import Study
 from kvprune.explain.trace import Trace
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,7 +34,7 @@ def save(study: Study, folder: str | Path, prefix: str = "forgetting") -> list[P
         with _matplotlib().rc_context(STYLE):
             figure.savefig(held, format="svg", metadata={"Date": None}, bbox_inches="tight")
         files.append(Path(folder) / f"{prefix}_{name}.svg")
-        write_whole(files[-1], held.getvalue())
+        write_atomically(files[-1], held.getvalue())
     return files
 
 

@@ -16,7 +16,7 @@ from kvprune.explain.statistics import Statistics, statistics
 from kvprune.explain.switch import TEXTS, Switch, read_switch, switch
 from kvprune.explain.trace import Trace
 from kvprune.text.sources import find
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -50,7 +50,7 @@ class Study:
         file = Path(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.to_plain(), indent=1, ensure_ascii=False)
-        write_whole(file, text.encode())
+        write_atomically(file, text.encode())
         return file
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from kvprune.errors import PruneError
 from kvprune.explain.pieces import pieces
 from kvprune.ops.timeline import NEVER
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas
@@ -224,7 +224,7 @@ class Trace:
         else:
             raise PruneError(f"{file} ends neither in .json nor in .npz; a trace is one of them")
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(file, data)
+        write_atomically(file, data)
         return file
 
     @classmethod

@@ -62,7 +62,7 @@ class Data:
     held_out: Rows | None
 
 
-def load(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
+def load_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
     """Rows for training and, unless `held_out` is 0, for evaluation; no text is in both.
 
     `Trainer` and `transformers.default_data_collator` take them as they are.

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from kvprune.errors import PruneError
 from kvprune.text.sources import find
-from kvprune.utils.files import cache_folder, made_once
+from kvprune.utils.files import cache_folder, make_folder_once
 from kvprune.version import __version__
 
 FORMAT = 1
@@ -38,7 +38,7 @@ class Tokens:
 
     def __reduce__(self) -> Any:
         # a worker process maps the file anew: pickled, it would be copied whole
-        return read, (self.folder,)
+        return read_tokens, (self.folder,)
 
 
 def tokenise(
@@ -75,7 +75,7 @@ def tokenise(
         (partial / "about.json").write_text(json.dumps(whole, indent=1))
 
     try:
-        return read(made_once(root / key, make, _is_whole))
+        return read_tokens(make_folder_once(root / key, make, _is_complete))
     # reading turns its own OSErrors into PruneErrors: what arrives here is about the cache
     except OSError as error:
         raise PruneError(
@@ -84,7 +84,7 @@ def tokenise(
         ) from error
 
 
-def read(folder: Path) -> Tokens:
+def read_tokens(folder: Path) -> Tokens:
     about = json.loads((folder / "about.json").read_text())
     ids = np.memmap(folder / "tokens.bin", mode="r", dtype=about["dtype"], shape=about["tokens"])
     documents = np.load(folder / "documents.npy", mmap_mode="r")
@@ -92,10 +92,10 @@ def read(folder: Path) -> Tokens:
     return Tokens(folder, np.asarray(ids), np.asarray(documents))
 
 
-def _is_whole(folder: Path) -> bool:
+def _is_complete(folder: Path) -> bool:
     """Not if it is damaged: then it is made again."""
     try:
-        read(folder)
+        read_tokens(folder)
     except (OSError, ValueError, EOFError):
         return False
     return True

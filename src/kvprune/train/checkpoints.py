@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ def publish(written: Path, place: Path) -> None:
     sizes = _sizes(written)
     for name in sizes:
         _flush(written / name)
-    write_whole(written / LIST, json.dumps(sizes, indent=1).encode())
+    write_atomically(written / LIST, json.dumps(sizes, indent=1).encode())
     _flush(written)
     if place.exists():
         # a directory cannot be replaced in one call; a reader may see neither for a moment

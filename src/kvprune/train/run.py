@@ -13,11 +13,11 @@ from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.saving import is_whole, load
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
-from kvprune.text.rows import load as load_data
+from kvprune.text.rows import load_rows
 from kvprune.train.checkpoints import last_whole_checkpoint
 from kvprune.train.recipe import Recipe, to_yaml
 from kvprune.train.trainer import PruningTrainer
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 RECIPE = "recipe.yaml"
 # of the data's settings, those that name files of this machine: not for a card
@@ -60,7 +60,7 @@ def run(
             f"rows of {recipe.data.length} tokens do not fit into the {limit} positions of "
             f"{recipe.model}; lower --length"
         )
-    data = load_data(recipe.data, tokenizer)
+    data = load_rows(recipe.data, tokenizer)
     folder.mkdir(parents=True, exist_ok=True)
     if data.held_out is None:
         arguments = {"eval_strategy": "no", **arguments}
@@ -82,7 +82,7 @@ def run(
         metrics = trainer.last_evaluation(at_least=done) or trainer.evaluate()
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
-        write_whole(folder / RECIPE, to_yaml(recipe).encode())
+        write_atomically(folder / RECIPE, to_yaml(recipe).encode())
     settings = {k: v for k, v in recipe.to_dict()["data"].items() if k not in PLACES}
     card: dict[str, Any] = {
         "finetuned_from": recipe.model,

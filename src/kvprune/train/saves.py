@@ -18,7 +18,7 @@ from kvprune.train.card import model_card
 from kvprune.train.config import TrainConfig
 from kvprune.train.control import Control
 from kvprune.train.whole import WholeTrainer
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class SavingTrainer(WholeTrainer):
             language=kwargs.get("language"),
             license=kwargs.get("license"),
         )
-        write_whole(self.folder / "README.md", card.encode())
+        write_atomically(self.folder / "README.md", card.encode())
 
     def last_evaluation(self, at_least: int = 0) -> dict[str, float] | None:
         """What the newest evaluation found, unless it is from before step `at_least`."""

@@ -121,7 +121,7 @@ class PruningTrainer(MeasuringTrainer):
         config = self.config
         if pruned.config != config.method:
             raise PruneError(f"the model has {pruned.config}, but method is {config.method}")
-        if config.tune == "lora" and not lora.loaded(pruned.model):
+        if config.tune == "lora" and not lora.has_lora(pruned.model):
             raise PruneError("LoRA has to be there before pruning; pass the plain model")
         if config.distill and config.tune == "all" and self.teacher is None:
             raise PruneError("pass teacher=: this model may be far from its dense self by now")

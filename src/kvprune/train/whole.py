@@ -12,7 +12,7 @@ from transformers.trainer_utils import rotate_checkpoints
 
 from kvprune.errors import PruneError
 from kvprune.train import checkpoints
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 
 class WholeTrainer(Trainer):
@@ -65,7 +65,7 @@ class WholeTrainer(Trainer):
         self.accelerator.wait_for_everyone()
         if self.args.should_save:
             for file, data in self.extras().items():
-                write_whole(aside / name / file, data)
+                write_atomically(aside / name / file, data)
             self.state.save_to_json(str(aside / name / "trainer_state.json"))
             checkpoints.publish(aside / name, run / name)
             rotate_checkpoints(

@@ -1,4 +1,4 @@
-"""Files and folders that are written whole or not at all, and where the user's cache lies."""
+"""Files and folders that are written completely or not at all, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 
-def write_whole(file: Path, data: bytes) -> None:
-    """Write beside the file, flush to disk, then rename: readers see the old or the new."""
+def write_atomically(file: Path, data: bytes) -> None:
+    """Write to a temporary file, flush to disk, then rename: readers see the old or the new."""
     descriptor, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
     try:
         with os.fdopen(descriptor, "wb") as out:
             out.write(data)
             out.flush()
             os.fsync(out.fileno())
-        # mkstemp makes a private file; a saved one gets the ordinary mode
+        # mkstemp creates a private file; a saved one gets the ordinary mode
         mask = os.umask(0)
         os.umask(mask)
         os.chmod(name, 0o666 & ~mask)
@@ -27,20 +27,22 @@ def write_whole(file: Path, data: bytes) -> None:
         raise
 
 
-def made_once(folder: Path, make: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
-    """The folder; if it is not there whole, `make` fills another, which then gets its name.
+def make_folder_once(
+    folder: Path, make: Callable[[Path], None], is_complete: Callable[[Path], bool]
+) -> Path:
+    """The folder; if it is not complete, `make` fills a temporary one that is then renamed to it.
 
-    One process works, others that want the same wait for it. What a killed one leaves is never
-    read, and the next one clears it away.
+    One process works while others that want the same folder wait. What a killed process leaves is
+    never read, and the next one removes it.
     """
     from filelock import FileLock
 
-    if is_whole(folder):
+    if is_complete(folder):
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f"{folder.name}.partial")
     with FileLock(folder.with_name(f"{folder.name}.lock")):
-        if is_whole(folder):
+        if is_complete(folder):
             return folder
         for leftover in (partial, folder):
             shutil.rmtree(leftover, ignore_errors=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvprune.errors import PruneError
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,7 +114,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     for file in files:
-        write_whole(file, _drawn(figure, file.suffix[1:]))
+        write_atomically(file, _drawn(figure, file.suffix[1:]))
     return files
 
 

@@ -34,13 +34,13 @@ def compare(paths: Iterable[str | Path], out: Path | None = None) -> tuple[list[
         return rows, []
     from kvprune.evaluate.compare.figure import draw
     from kvprune.utils import plot as drawing
-    from kvprune.utils.files import write_whole
+    from kvprune.utils.files import write_atomically
 
     figure = draw(found, results)
     out.mkdir(parents=True, exist_ok=True)
     files = [out / "compare.html", out / "compare.json"]
-    write_whole(files[0], page_of(results, found, figure).encode())
-    write_whole(files[1], json.dumps({"rows": rows}, indent=1, ensure_ascii=False).encode())
+    write_atomically(files[0], page_of(results, found, figure).encode())
+    write_atomically(files[1], json.dumps({"rows": rows}, indent=1, ensure_ascii=False).encode())
     return rows, [*files, *(drawing.save(figure, out / "compare") if figure else [])]
 
 

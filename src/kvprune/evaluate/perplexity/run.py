@@ -22,7 +22,7 @@ from kvprune.integration.handle import Pruned
 from kvprune.text.tokens import tokenise
 from kvprune.text.windows import cut
 from kvprune.utils import plot as drawing
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 from kvprune.version import __version__
 
 # the paper's length; many models could read more, at a cost that grows faster than the text
@@ -100,7 +100,7 @@ def run(
     measured = Measured({**about, "windows": len(windows)}, rows)
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
-        write_whole(folder / f"{NAME}.json", text.encode())
+        write_atomically(folder / f"{NAME}.json", text.encode())
         drawing.save(perplexity_figure.draw(rows, adapter or model), folder / NAME)
     return measured
 

@@ -78,7 +78,7 @@ def load_sides(
         return Loaded(plain, None, None)
     # LoRA is merged into the weights, which must then not be the plain model's
     folder = Path(place.adapter)
-    shares = folder.is_dir() and not lora.lies_in(folder)
+    shares = folder.is_dir() and not lora.is_saved_in(folder)
     model = twin(plain) if shares else load_base(place.base, dtype)
     pruned = saving.load(model, place.adapter, merge=True)
     pruned.model.eval()

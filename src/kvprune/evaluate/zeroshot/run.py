@@ -15,7 +15,7 @@ from kvprune.errors import PruneError
 from kvprune.evaluate import dense as beside
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 from kvprune.version import __version__
 
 if TYPE_CHECKING:
@@ -212,5 +212,5 @@ def run(
     measured = Measured({**about, "limit": said}, rows)
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
-        write_whole(folder / f"{NAME}.json", text.encode())
+        write_atomically(folder / f"{NAME}.json", text.encode())
     return measured

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvprune.explain.pieces import KINDS, kind
 from kvprune.ops.timeline import NEVER
-from kvprune.utils.files import write_whole
+from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     from kvprune.explain.trace import Trace
@@ -27,7 +27,7 @@ def write(trace: Trace, path: str | Path, title: str = "") -> Path:
     """Write the page of a trace; it opens from the disk and asks for nothing else."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, page(trace, title).encode())
+    write_atomically(file, page(trace, title).encode())
     return file
 
 

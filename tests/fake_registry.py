@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import kvprune
-import saved
+import model_folders
 import zoo
 from helpers import uneven_gates
 from kvprune.adapters import registry, wheel
@@ -33,7 +33,7 @@ def register(monkeypatch, path: Path) -> Path:
     monkeypatch.setattr(registry, "FOLDER", path / "adapters")
     place = wheel.place(LITTLE.wheel)
     zoo.make("llama", vocab_size=257, max_position_embeddings=200).save_pretrained(place)
-    saved.tokenizer().save_pretrained(place)
+    model_folders.byte_tokenizer().save_pretrained(place)
     return path / "adapters"
 
 
