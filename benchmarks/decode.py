@@ -171,7 +171,8 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
     """Bytes a second that attention reads over all layers, against a plain sum of 1 GB."""
     import torch
 
-    from kvprune.ops.decode import Votes, decode
+    from kvprune.ops.decode import NewToken, Votes, decode
+    from kvprune.ops.form import AttentionForm
 
     batch, model = 32, gpt2("float32", quick)
     kept = survivors(model.config.n_layer, batch, CONTEXT, SPARSITY)
@@ -179,12 +180,13 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
     query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
     query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
     now = torch.full((batch,), CONTEXT)
+    new, form = NewToken(query, key, value, now), AttentionForm(0.125)
     block = torch.ones(256 * 2**20)
 
     def attend() -> None:
         for store in cache.stores:
             votes = Votes(query_int, key_int, 2.58)
-            decode(store.table, query, key, value, now, scaling=0.125, votes=votes)
+            decode(store.table, new, form, votes=votes)
 
     seconds = harness.interleave(repeats, {"attend": attend, "read": lambda: block.sum()})
     slot = (2 * 768 + 64) * 4

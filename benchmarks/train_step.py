@@ -91,7 +91,8 @@ def peak_of_one_layer(form: str, length: int) -> float:
     """Forward and backward of one layer of 12 heads of 64, rank 64, at α = 1."""
     import torch
 
-    from kvprune.ops.attend.soft import SoftOptions, soft_attention
+    from kvprune.ops.attend.soft import soft_attention
+    from kvprune.ops.form import AttentionForm
     from kvprune.ops.gate import Gate
     from kvprune.ops.timeline import make_timeline
 
@@ -104,8 +105,8 @@ def peak_of_one_layer(form: str, length: int) -> float:
             harness.forget_peak()
         if form == "ours":
             timeline = make_timeline(None, (1, n), torch.device("cpu"))
-            options = SoftOptions(Gate("alpha", 1.0), 0.125)
-            out, kept = soft_attention(q, k, v, [(q_int / 8, k_int, beta)], timeline, options)
+            layers, gate = [(q_int / 8, k_int, beta)], Gate("alpha", 1.0)
+            out, kept = soft_attention(q, k, v, layers, timeline, gate, AttentionForm(0.125))
         else:
             past = torch.ones(n, n, dtype=torch.bool).tril(-1)
             scores = (q_int / 8) @ k_int.mT + beta

@@ -9,13 +9,15 @@ from torch.testing import assert_close
 import oracle
 from helpers import random, real_tokens
 from kvprune.ops.attend.hard import hard_attention
-from kvprune.ops.attend.soft import SoftOptions, soft_attention
+from kvprune.ops.attend.soft import soft_attention
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.gate import Gate
 from kvprune.ops.keep.drop import drop_steps, kept_pairs
 from kvprune.ops.timeline import NEVER, Protection, make_timeline
 
 BACKENDS = [("reference", torch.float64), ("reference", torch.float32), ("cpu", torch.float32)]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 2e-5}
+FORM = AttentionForm(0.4)
 
 
 def inputs(B, H, Hkv, T, D, R, dtype, layers=1):
@@ -47,12 +49,14 @@ def check_soft(
     qkv2, votes2 = twins(qkv, votes)
     real = real_tokens(B, T, padding)
     timeline = make_timeline(real, (B, T), torch.device("cpu"), Protection(*protect))
-    options = SoftOptions(Gate(kind, alpha), 0.4, softcap, 0.0, block, backend)
     sink, sink2 = None, None
     if sinks:
         sink = random(H, seed=5).to(dtype).requires_grad_()
         sink2 = sink.detach().double().requires_grad_()
-    got, kept = soft_attention(*qkv, divide(votes), timeline, options, sink)
+    form = AttentionForm(0.4, softcap, sinks=sink)
+    got, kept = soft_attention(
+        *qkv, divide(votes), timeline, Gate(kind, alpha), form, block=block, backend=backend
+    )
 
     keeps = oracle.depth_tied(
         [oracle.soft_keep(*vote, alpha, real, *protect, kind=kind) for vote in votes2]
@@ -139,10 +143,10 @@ def test_soft_with_soft_cap_and_sinks(backend, dtype, extra):
 def test_soft_gradcheck():
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=7, D=3, R=2, dtype=torch.float64)
     timeline = make_timeline(real_tokens(2, 7, "left"), (2, 7), torch.device("cpu"))
-    options = SoftOptions(Gate("alpha", 1.7), 0.5, softcap=3.0, block=3)
+    gate, form = Gate("alpha", 1.7), AttentionForm(0.5, softcap=3.0)
 
     def run(*flat):
-        out, kept = soft_attention(*flat[:3], [flat[3:]], timeline, options)
+        out, kept = soft_attention(*flat[:3], [flat[3:]], timeline, gate, form, block=3)
         real = timeline.clock >= 0
         return out * real[:, None, :, None], kept
 
@@ -152,10 +156,10 @@ def test_soft_gradcheck():
 def test_autocast_does_not_reach_the_scores():
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=33, D=4, R=3, dtype=torch.float32)
     timeline = make_timeline(None, (2, 33), torch.device("cpu"))
-    options = SoftOptions(Gate("alpha", 1.5), 0.4)
-    want = soft_attention(*qkv, divide(votes), timeline, options)
+    gate = Gate("alpha", 1.5)
+    want = soft_attention(*qkv, divide(votes), timeline, gate, FORM)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        got = soft_attention(*qkv, divide(votes), timeline, options)
+        got = soft_attention(*qkv, divide(votes), timeline, gate, FORM)
     assert_close(got, want, atol=0, rtol=0)
 
 
@@ -170,7 +174,7 @@ def test_hard_in_two_parts_is_hard_in_one(split, padding):
     rules, cpu = Protection(1, 2), torch.device("cpu")
     whole = make_timeline(real, (2, 30), cpu, rules)
     steps = drop_steps(q_int, k_int, beta, whole)
-    want = hard_attention(q, k, v, steps, 0.4)[:, :, split:]
+    want = hard_attention(q, k, v, steps, FORM)[:, :, split:]
 
     head, tail = (None, None) if real is None else (real[:, :split], real[:, split:])
     first = make_timeline(head, (2, split), cpu, rules)
@@ -183,7 +187,7 @@ def test_hard_in_two_parts_is_hard_in_one(split, padding):
     merged = torch.cat([early.where(early < NEVER, late[:, :split]), late[:, split:]], -1)
     merged = merged + split * ((late < NEVER) & (late >= -split) & (merged == late))
     assert torch.equal(merged, steps)
-    got = hard_attention(q[:, :, split:], k, v, late, 0.4, block=8)
+    got = hard_attention(q[:, :, split:], k, v, late, FORM, block=8)
     assert_close(got, want, atol=1e-10, rtol=0)
     pairs = kept_pairs(steps, whole) - kept_pairs(early, first)
     assert torch.equal(kept_pairs(late, second), pairs)
@@ -194,9 +198,7 @@ def test_soft_does_not_depend_on_the_block(block):
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=33, D=4, R=3, dtype=torch.float64)
     timeline = make_timeline(None, (2, 33), torch.device("cpu"))
     whole, split = (
-        soft_attention(
-            *qkv, divide(votes), timeline, SoftOptions(Gate("alpha", 4.0), 0.4, block=size)
-        )
+        soft_attention(*qkv, divide(votes), timeline, Gate("alpha", 4.0), FORM, block=size)
         for size in (33, block)
     )
     assert_close(split, whole, atol=1e-12, rtol=0)
@@ -206,13 +208,13 @@ def test_soft_dropout_is_the_same_in_backward():
     """With dropout the output is linear in v: its gradient must use the very same factors."""
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=40, D=4, R=3, dtype=torch.float64)
     timeline = make_timeline(None, (2, 40), torch.device("cpu"))
-    options = SoftOptions(Gate("alpha", 1.5), 0.4, dropout=0.5, block=16)
+    gate, form = Gate("alpha", 1.5), AttentionForm(0.4, dropout=0.5)
     torch.manual_seed(3)
-    out, _ = soft_attention(*qkv, divide(votes), timeline, options)
+    out, _ = soft_attention(*qkv, divide(votes), timeline, gate, form, block=16)
     weight = random(*out.shape, seed=40)
     (grad,) = torch.autograd.grad((out * weight).sum(), qkv[2])
     assert_close((grad * qkv[2]).sum(), (out * weight).sum())
-    plain, _ = soft_attention(*qkv, divide(votes), timeline, SoftOptions(options.gate, 0.4))
+    plain, _ = soft_attention(*qkv, divide(votes), timeline, gate, FORM)
     assert (out - plain).abs().max() > 0.1, "dropout did nothing"
 
 
@@ -221,11 +223,9 @@ def test_soft_at_large_alpha_is_hard(alpha):
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=30, D=4, R=3, dtype=torch.float64)
     timeline = make_timeline(real_tokens(2, 30, "left"), (2, 30), torch.device("cpu"))
     with torch.no_grad():
-        soft, kept = soft_attention(
-            *qkv, divide(votes), timeline, SoftOptions(Gate("alpha", alpha), 0.4)
-        )
+        soft, kept = soft_attention(*qkv, divide(votes), timeline, Gate("alpha", alpha), FORM)
         steps = drop_steps(*divide(votes)[0], timeline)
-        hard = hard_attention(*qkv, steps, 0.4)
+        hard = hard_attention(*qkv, steps, FORM)
     real = (timeline.clock >= 0)[:, None, :, None]
     assert_close(soft * real, hard * real, atol=1e-6, rtol=0)
     assert_close(kept, kept_pairs(steps, timeline).double(), atol=1e-6, rtol=0)
@@ -259,7 +259,7 @@ def test_hard_matches_the_oracle(padding, extra, T):
     steps = drop_steps(*divide(votes)[0], timeline)
     sinks = random(4, seed=5) if "sinks" in extra else None
     softcap = extra.get("softcap")
-    got = hard_attention(*qkv, steps, 0.4, softcap, sinks=sinks, block=8)
+    got = hard_attention(*qkv, steps, AttentionForm(0.4, softcap, sinks=sinks), block=8)
     keep = oracle.hard_keep(*votes2[0], real=real)
     want = oracle_attention(qkv2, keep, softcap, sinks)
     visible = 1.0 if real is None else real[:, None, :, None]
@@ -278,11 +278,10 @@ def test_a_dropped_token_never_returns():
     timeline = make_timeline(None, (2, 60), torch.device("cpu"))
     value = torch.eye(60, dtype=torch.float64).expand(2, 1, 60, 60)  # output = attention weights
     zeros = torch.zeros(2, 1, 60, 2, dtype=torch.float64)
+    steps, gate = drop_steps(*divide(votes)[0], timeline), Gate("alpha", 4.0)
     for weights in (
-        hard_attention(zeros, zeros, value, drop_steps(*divide(votes)[0], timeline), 1.0, block=16),
-        soft_attention(
-            zeros, zeros, value, divide(votes), timeline, SoftOptions(Gate("alpha", 4.0), 1.0)
-        )[0],
+        hard_attention(zeros, zeros, value, steps, FORM, block=16),
+        soft_attention(zeros, zeros, value, divide(votes), timeline, gate, FORM)[0],
     ):
         weights = weights[:, 0].detach()
         past = torch.ones(60, 60, dtype=torch.bool).tril()
@@ -297,9 +296,9 @@ def test_dropped_keys_are_not_read():
     steps = torch.full((1, 64), NEVER)
     steps[0, 5:16] = 20
     q, k, v = (x.detach().clone() for x in qkv)
-    want = hard_attention(q, k, v, steps, 0.4, block=16)[:, :, 32:]
+    want = hard_attention(q, k, v, steps, FORM, block=16)[:, :, 32:]
     k[:, :, 5:16], v[:, :, 5:16] = math.nan, math.nan
-    assert_close(hard_attention(q, k, v, steps, 0.4, block=16)[:, :, 32:], want)
+    assert_close(hard_attention(q, k, v, steps, FORM, block=16)[:, :, 32:], want)
 
 
 def test_a_tie_is_a_vote_to_drop():

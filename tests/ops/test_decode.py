@@ -5,7 +5,8 @@ import torch
 
 from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
-from kvprune.ops.decode import Votes, available, best_backend, decode
+from kvprune.ops.decode import NewToken, Votes, available, best_backend, decode
+from kvprune.ops.form import AttentionForm
 from poisoned_memory import poisoned
 
 # float32 noise; for half precisions the rounding of the output and of torch's attention weights
@@ -18,8 +19,10 @@ class Oracle:
     def __init__(self, rows):
         self.rows = [{} for _ in range(rows)]  # token number → (key, value, key_int)
 
-    def step(self, query, key, value, token, active, scaling, votes, softcap=None, also=()):
+    def step(self, new, form, votes, also=()):
+        query, key, value, token, active, _ = new
         B, Hq = query.shape[:2]
+        active = [True] * B if active is None else active
         G = Hq // key.shape[1]
         output, left = torch.empty(B, Hq, value.shape[-1], dtype=torch.float64), []
         for b, row in enumerate(self.rows):
@@ -33,9 +36,9 @@ class Oracle:
             k = torch.stack([x[0] for x in seen]).double()  # (n, H, D)
             v = torch.stack([x[1] for x in seen]).double()
             for h in range(Hq):
-                logit = k[:, h // G] @ query[b, h, 0].double() * scaling
-                if softcap:
-                    logit = softcap * torch.tanh(logit / softcap)
+                logit = k[:, h // G] @ query[b, h, 0].double() * form.scaling
+                if form.softcap:
+                    logit = form.softcap * torch.tanh(logit / form.softcap)
                 output[b, h] = logit.softmax(0) @ v[:, h // G]
         return output[:, :, None], left
 
@@ -75,7 +78,7 @@ def run(backend, dtype, steps, B=3, H=2, G=1, D=16, Dv=None, R=8, seed=0, idle=0
         return torch.randn(*shape, generator=random)
 
     Dv = Dv or D
-    softcap = rules.pop("softcap", None)
+    form = AttentionForm(D**-0.5, rules.pop("softcap", None))
     voting = rules.pop("voting", True)
     gone = 0
     with poisoned():
@@ -90,12 +93,9 @@ def run(backend, dtype, steps, B=3, H=2, G=1, D=16, Dv=None, R=8, seed=0, idle=0
                 else None
             )
             active = torch.rand(B, generator=random) >= idle
-            options = {"votes": votes, "scaling": D**-0.5, "softcap": softcap}
-            got = decode(
-                table, query, key, value, seen, backend=backend,
-                active=active if idle else None, **options,
-            )  # fmt: skip
-            want, left = oracle.step(query, key, value, seen, active, **options)
+            new = NewToken(query, key, value, seen, active if idle else None)
+            got = decode(table, new, form, votes=votes, backend=backend)
+            want, left = oracle.step(new, form, votes)
             assert got.output.dtype == dtype
             torch.testing.assert_close(
                 got.output.double(), want, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]
@@ -159,11 +159,13 @@ def test_a_score_at_the_threshold_drops(backend, dtype):
     table, one = SlotTable(2, 1, 16, rank=4, dtype=dtype), torch.ones(2, 1, 1, 16, dtype=dtype)
     for t, beta in enumerate([0.0, 1e-3 - 2, -2.0]):
         votes = Votes(torch.ones(2, 4) / 2, torch.ones(2, 4), torch.tensor(beta))
-        decode(table, one, one, one, torch.full((2,), t), votes=votes, scaling=1.0, backend=backend)
+        new = NewToken(one, one, one, torch.full((2,), t))
+        decode(table, new, AttentionForm(1.0), votes=votes, backend=backend)
         # q·k/√r = 2
         assert held(table) == [{2} if beta == -2 else set(range(t + 1))] * 2
     votes = Votes(torch.ones(2, 4) / 2, torch.ones(2, 4), 0.0, threshold=2.0)
-    decode(table, one, one, one, torch.full((2,), 3), votes=votes, scaling=1.0, backend=backend)
+    new = NewToken(one, one, one, torch.full((2,), 3))
+    decode(table, new, AttentionForm(1.0), votes=votes, backend=backend)
     assert held(table) == [{3}, {3}]
 
 
@@ -187,16 +189,14 @@ def test_the_caller_can_drop_too(backend, dtype, voting):
     for t in range(40):
         x, query = torch.randn(3, 2, 1, 16).to(dtype), torch.randn(3, 4, 1, 16).to(dtype)
         votes = Votes(torch.randn(3, 4) / 2, torch.randn(3, 4), 3.0, protect_first=2)
-        options = {"votes": votes if voting else None, "scaling": 0.25}
+        votes = votes if voting else None
         slots = table.get()
         also_drop = (torch.rand(slots.valid.shape) < 0.03) & slots.valid
         also = {(b, int(slots.token[b, s])) for b, s in also_drop.nonzero().tolist()}
-        token, active = torch.full((3,), t), torch.tensor([True, True, t % 3 > 0])
-        got = decode(
-            table, query, x, x, token, active=active, also_drop=also_drop, backend=backend,
-            **options,
-        )  # fmt: skip
-        want, left = oracle.step(query, x, x, token, active, also=also, **options)
+        active = torch.tensor([True, True, t % 3 > 0])
+        new, form = NewToken(query, x, x, torch.full((3,), t), active), AttentionForm(0.25)
+        got = decode(table, new, form, votes=votes, also_drop=also_drop, backend=backend)
+        want, left = oracle.step(new, form, votes, also)
         assert leavers(got) == left
         assert held(table) == [set(row) for row in oracle.rows]
         torch.testing.assert_close(
@@ -214,10 +214,11 @@ def test_weights_and_extra_columns_follow_their_tokens(backend, dtype):
         active = torch.tensor([True, t % 4 > 0, True])
         slots = table.get()
         also_drop = (torch.rand(slots.valid.shape) < 0.05) & slots.valid
+        extra = {"received": torch.zeros(3, 1)}
+        new = NewToken(query, key, key, torch.full((3,), t), active, extra)
         got = decode(
-            table, query, key, key, torch.full((3,), t), scaling=0.25, also_drop=also_drop,
-            active=active, weights=True, extra={"received": torch.zeros(3, 1)}, backend=backend,
-        )  # fmt: skip
+            table, new, AttentionForm(0.25), also_drop=also_drop, weights=True, backend=backend
+        )
         slots = table.get()
         p = got.weights.sum(1)  # (B, S)
         assert p.shape == slots.valid.shape
@@ -241,12 +242,13 @@ def test_the_cpu_backend_packs_what_it_is_given():
     table.push(key, key, None, torch.arange(8)[None])
     table.remove(torch.tensor([[True, False, True, False, False, False, False, False]]))
     assert not table.packed
-    query, new = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
+    new, form = NewToken(query, key, key, torch.tensor([8])), AttentionForm(0.25)
     # packing moves token 7 while the mask speaks of the slot where it was
-    options = {"also_drop": table.get().token == 7, "scaling": 0.25}
+    also_drop = table.get().token == 7
     plain = table.clone()
-    got = decode(table, query, new, new, torch.tensor([8]), backend="cpu", **options)
-    want = decode(plain, query, new, new, torch.tensor([8]), backend="reference", **options)
+    got = decode(table, new, form, also_drop=also_drop, backend="cpu")
+    want = decode(plain, new, form, also_drop=also_drop, backend="reference")
     torch.testing.assert_close(got.output, want.output)
     assert table.packed
     assert held(table) == held(plain) == [{1, 3, 4, 5, 6, 8}]
@@ -257,24 +259,27 @@ def test_takes_the_views_that_a_model_makes(backend, dtype):
     """Heads split off one fused projection, as GPT-2 has it, need not be contiguous."""
     fused = torch.randn(3, 1, 3 * 32, requires_grad=True).to(dtype)
     heads = [x.view(3, 1, 2, 16).transpose(1, 2) for x in fused.split(32, dim=2)]
-    got = decode(SlotTable(3, 2, 16, dtype=dtype), *heads, torch.arange(3), scaling=1.0,
-                 backend=backend)  # fmt: skip
+    table, new = SlotTable(3, 2, 16, dtype=dtype), NewToken(*heads, torch.arange(3))
+    got = decode(table, new, AttentionForm(1.0), backend=backend)
     assert got.output.equal(heads[2].detach())
 
 
 @every_backend
 def test_refuses_what_does_not_fit(backend, dtype):
-    x, token = torch.ones(2, 2, 1, 16, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+    x, form = torch.ones(2, 2, 1, 16, dtype=dtype), AttentionForm(1.0)
+    new = NewToken(x, x, x, torch.zeros(2, dtype=torch.int64))
     table = SlotTable(2, 2, 16, dtype=dtype, extra={"score": ()})
     with pytest.raises(PruneError, match="score"):
-        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+        decode(table, new, form, backend=backend)
     table = SlotTable(2, 2, 16, rank=4, dtype=dtype)
     with pytest.raises(PruneError, match="key_int"):
-        decode(table, x, x, x, token, scaling=1.0, backend=backend)
+        decode(table, new, form, backend=backend)
     with pytest.raises(PruneError, match="also_drop"):
-        decode(table, x, x, x, token, scaling=1.0, also_drop=torch.ones(2, 1) > 0, backend=backend)
+        decode(table, new, form, also_drop=torch.ones(2, 1) > 0, backend=backend)
     with pytest.raises(PruneError, match="3 query heads"):
-        decode(table, torch.ones(2, 3, 1, 16), x, x, token, scaling=1.0, backend=backend)
+        decode(table, new._replace(query=torch.ones(2, 3, 1, 16)), form, backend=backend)
+    with pytest.raises(PruneError, match="sinks"):
+        decode(table, new, AttentionForm(1.0, sinks=torch.zeros(2)), backend=backend)
     assert table.width == 0
 
 
@@ -284,7 +289,8 @@ def test_memory_comes_back():
     table.push(x, x, torch.randn(2, 500, 4), torch.arange(500).expand(2, 500))
     before, one = table.nbytes, torch.randn(2, 2, 1, 16)
     votes = Votes(torch.randn(2, 4), torch.randn(2, 4), -100.0)
-    decode(table, one, one, one, torch.full((2,), 500), votes=votes, scaling=0.25, backend="cpu")
+    new = NewToken(one, one, one, torch.full((2,), 500))
+    decode(table, new, AttentionForm(0.25), votes=votes, backend="cpu")
     assert table.nbytes < before / 20
 
 
@@ -293,10 +299,11 @@ def test_the_backend_is_chosen_or_refused():
     assert best_backend(SlotTable(1, 1, 16, dtype=torch.bfloat16)) == "cpu"
     half, x = SlotTable(1, 1, 16, dtype=torch.float16), torch.ones(1, 1, 1, 16).half()
     assert best_backend(half) == "reference"
+    new, form = NewToken(x, x, x, torch.tensor([0])), AttentionForm(1.0)
     with pytest.raises(PruneError, match="float16"):
-        decode(half, x, x, x, torch.tensor([0]), scaling=1.0, backend="cpu")
+        decode(half, new, form, backend="cpu")
     with pytest.raises(PruneError, match="'gpu'"):
-        decode(half, x, x, x, torch.tensor([0]), scaling=1.0, backend="gpu")
+        decode(half, new, form, backend="gpu")
 
 
 def test_takes_as_many_threads_as_torch():

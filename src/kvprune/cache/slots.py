@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvprune.errors import PruneError
+from kvprune.ops.decode.table import Slots as Slots
 
 HEAD_MAJOR = ("keys", "values")
 # pack when the longest row fills less than this of the slots that attention reads
 MIN_LOAD = 0.9
 # give memory back when a storage made anew would be smaller than this of the old one
 MIN_USE = 0.9
-
-
-class Slots(NamedTuple):
-    """What `get` returns: views of the first S slots of every row, good until the next change."""
-
-    keys: Tensor  # (B, H, S, D)
-    values: Tensor  # (B, H, S, Dv)
-    key_int: Tensor  # (B, S, R)
-    token: Tensor  # (B, S), the number of the token in the slot
-    valid: Tensor  # (B, S), False where the slot is free
 
 
 def roomy(slots: int) -> int:

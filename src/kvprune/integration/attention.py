@@ -17,7 +17,8 @@ from kvprune.integration.deciding import decide, interact
 from kvprune.integration.layer import Form, Layer, layer_of, protection
 from kvprune.methods import policies
 from kvprune.ops.attend.hard import hard_attention
-from kvprune.ops.attend.soft import SoftOptions, soft_attention
+from kvprune.ops.attend.soft import soft_attention
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.gate import Gate
 from kvprune.ops.keep.drop import kept_pairs
 from kvprune.ops.timeline import Timeline
@@ -53,7 +54,7 @@ def attention(
     _check(layer, query, key, attention_mask, kwargs)
     (B, _, T, D), settings = query.shape, layer.settings
     scaling = D**-0.5 if scaling is None else scaling
-    form = Form(scaling, dropout, softcap, s_aux, module.training)
+    form = Form(AttentionForm(scaling, softcap, dropout, s_aux), module.training)
     is_hard = settings.is_hard(module.training)
     if is_hard and policies.is_scored(settings.config):
         store, backend = None, None
@@ -95,8 +96,7 @@ def soft(
         layer.votes = votes[0]
         votes = [lower.votes for lower in layer.below if lower.votes is not None] + votes
     gate = Gate(config.gate, layer.settings.alpha)
-    options = SoftOptions(gate, form.scaling, form.softcap, form.dropout)
-    out, kept = soft_attention(query, key, value, votes, timeline, options, form.sinks)
+    out, kept = soft_attention(query, key, value, votes, timeline, gate, form.attention)
     layer.record(kept, timeline, form.training, drop_step=None)
     return out
 
@@ -115,9 +115,7 @@ def hard(
         q_int, k_int, beta = interact(layer, hidden)
         steps = decide(layer, q_int, k_int, beta, timeline)
         layer.record(kept_pairs(steps, timeline), timeline, form.training, steps)
-    return hard_attention(
-        query, key, value, steps, form.scaling, form.softcap, form.dropout, form.sinks
-    )
+    return hard_attention(query, key, value, steps, form.attention)
 
 
 def padding_mask(

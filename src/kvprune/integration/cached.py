@@ -13,7 +13,7 @@ from kvprune.integration.deciding import decide, interact
 from kvprune.integration.layer import Form, Layer, protection
 from kvprune.methods import baselines, policies
 from kvprune.ops.attend.hard import hard_attention
-from kvprune.ops.decode import Votes
+from kvprune.ops.decode import NewToken, Votes
 from kvprune.ops.decode import decode as decode_step
 from kvprune.ops.keep.drop import kept_pairs
 from kvprune.ops.timeline import NEVER, Timeline, make_timeline
@@ -49,9 +49,7 @@ def read(
         layer.below_steps = (torch.cat([held, new.token], 1), steps)
     if past.token.shape[1]:
         key, value = torch.cat([past.keys, key], 2), torch.cat([past.values, value], 2)
-    out = hard_attention(
-        query, key, value, steps, form.scaling, form.softcap, form.dropout, form.sinks
-    )
+    out = hard_attention(query, key, value, steps, form.attention)
     if store.trace is not None:
         gone = (steps < NEVER) & (timeline.visible_from < NEVER)
         token = layer.below_steps[0].where(gone, -1)
@@ -93,10 +91,10 @@ def decode(
             also_drop = _contains(table.get().token, layer.below[-1].dropped)
     else:
         also_drop = baselines.drop_position(config, table.get().token) <= now[:, None]
+    new = NewToken(query, key, value, now, timeline.active)
     done = decode_step(
-        table, query, key, value, now, scaling=form.scaling, votes=votes, softcap=form.softcap,
-        active=timeline.active, also_drop=also_drop, backend=backend,
-    )  # fmt: skip
+        table, new, form.attention, votes=votes, also_drop=also_drop, backend=backend
+    )
     store.seen += 1
     layer.dropped = done.dropped
     if store.trace is not None:
@@ -119,7 +117,11 @@ def follow(
     """A policy that judges by attention: one token at a time, and over the budget one leaves."""
     config, (B, _, T, _) = layer.settings.config, query.shape
     assert isinstance(config, TovaConfig | H2OConfig)
-    if form.training or form.sinks is not None or (store is not None and store.record_past):
+    if (
+        form.training
+        or form.attention.sinks is not None
+        or (store is not None and store.record_past)
+    ):
         raise PruneError(
             f"{type(config).__name__} works in eval mode, on attention without sinks, and cannot "
             f"take tokens back; use another configuration for this"
@@ -137,11 +139,11 @@ def follow(
         now = timeline.clock[:, t].long()
         active = now >= 0
         extra = {name: key.new_zeros(B, 1, dtype=torch.float32) for name in table.extra}
-        done = decode_step(
-            table, query[:, :, t : t + 1], key[:, :, t : t + 1], value[:, :, t : t + 1],
-            now.clamp(min=0), scaling=form.scaling, softcap=form.softcap, weights=True,
-            active=active if timeline.padded else None, extra=extra, backend=backend,
+        new = NewToken(
+            query[:, :, t : t + 1], key[:, :, t : t + 1], value[:, :, t : t + 1],
+            now.clamp(min=0), active if timeline.padded else None, extra,
         )  # fmt: skip
+        done = decode_step(table, new, form.attention, weights=True, backend=backend)
         outs.append(done.output)
         kept += (table.kept - 1) * active
         assert done.weights is not None

@@ -14,6 +14,7 @@ from kvprune.config import Config, PruningConfig
 from kvprune.errors import PruneError
 from kvprune.integration import host
 from kvprune.methods.interaction import Interaction
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.timeline import Protection, Timeline, make_timeline
 
 
@@ -48,12 +49,9 @@ class Settings:
 
 
 class Form(NamedTuple):
-    """How the host model shapes its attention."""
+    """How the host model shapes its attention, and whether it trains."""
 
-    scaling: float
-    dropout: float
-    softcap: float | None
-    sinks: Tensor | None
+    attention: AttentionForm
     training: bool
 
 

@@ -8,8 +8,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-# larger than any position; as a drop step it means "not dropped"
-NEVER = 2**31 - 1
+from kvprune.ops.never import NEVER as NEVER
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kvprune.ops.attend.blocks import (
     take,
     ungroup_heads,
 )
+from kvprune.ops.form import AttentionForm
 
 
 def hard_attention(
@@ -23,10 +24,7 @@ def hard_attention(
     k: Tensor,
     v: Tensor,
     drop_step: Tensor,
-    scaling: float,
-    softcap: float | None = None,
-    dropout: float = 0.0,
-    sinks: Tensor | None = None,
+    form: AttentionForm,
     block: int = 256,
 ) -> Tensor:
     """Attention in which query k sees key j iff j ≤ k < drop_step[j].
@@ -36,9 +34,9 @@ def hard_attention(
     q: (B, Hq, T, D), k, v: (B, Hkv, P + T, D), drop_step: (B, P + T) → (B, Hq, T, D)
     """
     T, P, kv_heads = q.shape[2], k.shape[2] - q.shape[2], k.shape[1]
-    plain = softcap is None and sinks is None
+    plain = form.softcap is None and form.sinks is None
     if plain and P == 0 and bool((drop_step >= T).all()):
-        return _sdpa(q, k, v, None, scaling, dropout, is_causal=T > 1, gqa=q.shape[1] != kv_heads)
+        return _sdpa(q, k, v, None, form, is_causal=T > 1, gqa=q.shape[1] != kv_heads)
     index = torch.arange(-P, T, device=q.device)
     groups = []
     for rows in row_groups(q):
@@ -55,10 +53,8 @@ def hard_attention(
             q_block = group_heads(q[rows, :, queries], kv_heads)
             mask = mask[:, None].repeat(1, 1, q.shape[1] // kv_heads, 1)  # (B, 1, G·Q, S)
             k_alive, v_alive = take(k[rows], keys, stop, 2), take(v[rows], keys, stop, 2)
-            if plain:
-                out = _sdpa(q_block, k_alive, v_alive, mask, scaling, dropout)
-            else:
-                out = _eager(q_block, k_alive, v_alive, mask, scaling, dropout, softcap, sinks)
+            attend = _sdpa if plain else _eager
+            out = attend(q_block, k_alive, v_alive, mask, form)
             outs.append(ungroup_heads(out, q.shape[1]))
         groups.append(torch.cat(outs, dim=2))
     return torch.cat(groups)
@@ -69,28 +65,18 @@ def _sdpa(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None,
-    scaling: float,
-    dropout: float,
+    form: AttentionForm,
     is_causal: bool = False,
     gqa: bool = False,
 ) -> Tensor:
     return F.scaled_dot_product_attention(
-        q, k, v, mask, dropout_p=dropout, is_causal=is_causal, scale=scaling, enable_gqa=gqa
+        q, k, v, mask, form.dropout, is_causal, scale=form.scaling, enable_gqa=gqa
     )
 
 
-def _eager(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor,
-    scaling: float,
-    dropout: float,
-    softcap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    logits = at_least_float32(torch.matmul(q * scaling, k.transpose(2, 3)))
-    if softcap is not None:
-        logits = (logits / softcap).tanh() * softcap
-    weights = softmax_with_sinks(logits.where(mask, -torch.inf), sinks).to(v.dtype)
-    return torch.matmul(F.dropout(weights, dropout), v)
+def _eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, form: AttentionForm) -> Tensor:
+    logits = at_least_float32(torch.matmul(q * form.scaling, k.transpose(2, 3)))
+    if form.softcap is not None:
+        logits = (logits / form.softcap).tanh() * form.softcap
+    weights = softmax_with_sinks(logits.where(mask, -torch.inf), form.sinks).to(v.dtype)
+    return torch.matmul(F.dropout(weights, form.dropout), v)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,19 +23,10 @@ from kvprune.ops.attend.blocks import (
     ungroup_heads,
     work_dtype,
 )
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.gate import Gate
 from kvprune.ops.keep import log_keep, log_keep_backward
 from kvprune.ops.timeline import Timeline
-
-
-@dataclass(frozen=True)
-class SoftOptions:
-    gate: Gate
-    scaling: float
-    softcap: float | None = None
-    dropout: float = 0.0
-    block: int = BLOCK
-    backend: str | None = None
 
 
 def soft_attention(
@@ -44,22 +35,37 @@ def soft_attention(
     v: Tensor,
     votes: list[tuple[Tensor, Tensor, Tensor]],
     timeline: Timeline,
-    options: SoftOptions,
-    sinks: Tensor | None = None,
+    gate: Gate,
+    form: AttentionForm,
+    *,
+    block: int = BLOCK,
+    backend: str | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Attention under the keep product, and the sum of keep over pairs j < k of each row.
 
     Paper, Eq. (new_attention):  softmax(q·k/√p + log keep) v, the same keep for all heads.
     `votes` holds (q_int/√r, k_int, β) of this layer; of all layers up to it when dropping is tied
-    with depth, since then log keep is the sum of theirs (Eq. sparsity_with_depth). `sinks` (Hq,)
-    are the logits of a key without a value that some models add to every softmax.
+    with depth, since then log keep is the sum of theirs (Eq. sparsity_with_depth).
     q: (B, Hq, T, D), k, v: (B, Hkv, T, D), q_int, k_int: (B, T, R) → (B, Hq, T, D), (B,)
     """
     flat = [tensor for layer in votes for tensor in layer]
-    seed = int(torch.randint(2**62, (), device="cpu")) if options.dropout else 0
+    seed = int(torch.randint(2**62, (), device="cpu")) if form.dropout else 0
+    options = _Options(timeline, gate, form._replace(sinks=None), block, backend, seed)
     # autocast would turn the products of scores into half precision
     with torch.autocast(q.device.type, enabled=False):
-        return _SoftAttention.apply(q, k, v, sinks, timeline, options, seed, *flat)
+        out, keep_sum = _SoftAttention.apply(q, k, v, form.sinks, options, *flat)
+        return out, keep_sum
+
+
+class _Options(NamedTuple):
+    """What is no tensor to differentiate."""
+
+    timeline: Timeline
+    gate: Gate
+    form: AttentionForm  # without its sinks
+    block: int
+    backend: str | None
+    seed: int  # of dropout
 
 
 class _SoftAttention(torch.autograd.Function):
@@ -70,9 +76,7 @@ class _SoftAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
-        timeline: Timeline,
-        options: SoftOptions,
-        seed: int,
+        options: _Options,
         *flat: Tensor,
     ) -> tuple[Tensor, Tensor]:
         B, _, T, _ = q.shape
@@ -84,15 +88,15 @@ class _SoftAttention(torch.autograd.Function):
         carries = flat[0].new_zeros(len(blocks), len(votes), B, T)
         scratch = (Scratch(q, options.block),)
         for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, timeline, options, seed, rows, scratch)
+            row = _Row(q, k, v, sinks, votes, options, rows, scratch)
             for i, block in enumerate(blocks):
                 part = row.recompute(block, carries[i, :, rows])
                 out[rows, :, block] = row.output(part)
-                keep_sum[rows] += part.keep_sum(timeline.clock[rows, block])
+                keep_sum[rows] += part.keep_sum(options.timeline.clock[rows, block])
                 if i + 1 < len(blocks):
                     carries[i + 1, :, rows] = part.carry
         ctx.save_for_backward(q, k, v, sinks, carries, *flat)
-        ctx.timeline, ctx.options, ctx.seed = timeline, options, seed
+        ctx.options = options
         return out, keep_sum
 
     @staticmethod
@@ -106,7 +110,7 @@ class _SoftAttention(torch.autograd.Function):
         blocks = query_blocks(q.shape[2], ctx.options.block)
         scratch = (Scratch(q, ctx.options.block), Scratch(q, ctx.options.block))
         for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, ctx.timeline, ctx.options, ctx.seed, rows, scratch)
+            row = _Row(q, k, v, sinks, votes, ctx.options, rows, scratch)
             # d loss / d carry after the block at hand, a layer of votes each
             carry_grad = [torch.zeros_like(carries[0, 0, rows]) for _ in votes]
             for i, block in reversed(list(enumerate(blocks))):
@@ -120,7 +124,7 @@ class _SoftAttention(torch.autograd.Function):
         if sinks is not None and sinks_grad is not None:
             sinks_grad = sinks_grad.to(sinks.dtype)
         qkv_grads = [g.to(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
-        return *qkv_grads, sinks_grad, None, None, None, *flat_grads
+        return *qkv_grads, sinks_grad, None, *flat_grads
 
 
 @dataclass
@@ -152,9 +156,7 @@ class _Row:
         v: Tensor,
         sinks: Tensor | None,
         votes: Any,
-        timeline: Timeline,
-        options: SoftOptions,
-        seed: int,
+        options: _Options,
         rows: slice,
         scratch: tuple[Scratch, ...],
     ):
@@ -162,7 +164,7 @@ class _Row:
         self.q = q[rows].to(dtype)
         self.k, self.v = k[rows].to(dtype), v[rows].to(dtype)
         self.sinks, self.votes, self.rows = sinks, votes, rows
-        self.time, self.options, self.seed = timeline.rows(rows), options, seed
+        self.time, self.options, self.form = options.timeline.rows(rows), options, options.form
         self.heads, self.kv_heads, self.scratch = q.shape[1], k.shape[1], scratch
 
     def recompute(self, block: slice, carry: Tensor) -> _Part:
@@ -192,23 +194,23 @@ class _Row:
             scores.append(score)
         assert bias is not None
 
-        q = group_heads(self.q[:, :, block] * options.scaling, self.kv_heads)
+        q = group_heads(self.q[:, :, block] * self.form.scaling, self.kv_heads)
         logits = self.scratch[0].product(q, take(self.k, keys, stop, 2).transpose(2, 3))
         tanh = None
-        if options.softcap is not None:
-            tanh = (logits / options.softcap).tanh_()
-            torch.mul(tanh, options.softcap, out=logits)
+        if self.form.softcap is not None:
+            tanh = (logits / self.form.softcap).tanh_()
+            torch.mul(tanh, self.form.softcap, out=logits)
         ungroup_heads(logits, self.heads).add_(bias[:, None])
         weights = softmax_with_sinks_(logits, self.sinks)
         return _Part(block, keys, scores, bias, carry, weights, tanh)
 
     def dropped(self, part: _Part) -> Tensor | None:
         """The dropout factors of the block's weights; the same whenever it is recomputed."""
-        if not self.options.dropout:
+        if not self.form.dropout:
             return None
         random = torch.Generator(device=part.weights.device)
-        random.manual_seed((self.seed + 7919 * self.rows.start + part.block.start) % 2**63)
-        stay = 1 - self.options.dropout
+        random.manual_seed((self.options.seed + 7919 * self.rows.start + part.block.start) % 2**63)
+        stay = 1 - self.form.dropout
         return torch.empty_like(part.weights).bernoulli_(stay, generator=random).div_(stay)
 
     def output(self, part: _Part) -> Tensor:
@@ -222,7 +224,7 @@ class _Row:
     ) -> Tensor:
         """Adds to the gradients of q, k, v; returns that of the bias (B, Q, S)."""
         grad_q, grad_k, grad_v = grads
-        options, keys, block = self.options, part.keys, part.block
+        keys, block = part.keys, part.block
         weights, stop, dtype = part.weights, block.stop, self.v.dtype
         grad_out = group_heads(grad_out.to(dtype), self.kv_heads)
         values = take(self.v, keys, stop, 2)
@@ -244,9 +246,9 @@ class _Row:
         if part.tanh is not None:
             grad_logits *= 1 - part.tanh.square()
         grad_logits = grad_logits.to(dtype)
-        q = group_heads(self.q[:, :, block] * options.scaling, self.kv_heads)
+        q = group_heads(self.q[:, :, block] * self.form.scaling, self.kv_heads)
         grad_block = torch.matmul(grad_logits, take(self.k, keys, stop, 2))
-        grad_q[:, :, block] = ungroup_heads(grad_block, self.heads) * options.scaling
+        grad_q[:, :, block] = ungroup_heads(grad_block, self.heads) * self.form.scaling
         give(grad_k, keys, stop, 2, torch.matmul(grad_logits.transpose(2, 3), q))
         return bias_grad
 

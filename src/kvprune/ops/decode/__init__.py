@@ -2,38 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
 from kvprune.ops.decode import cpu, reference
-from kvprune.ops.decode.reference import Decoded, Votes
+from kvprune.ops.decode.reference import Decoded, NewToken, Votes
+from kvprune.ops.decode.table import Table
+from kvprune.ops.form import AttentionForm
 
 IMPLEMENTATIONS = {"reference": reference.decode, "cpu": cpu.decode}
 
-__all__ = ["Decoded", "Votes", "available", "best_backend", "decode"]
+__all__ = ["Decoded", "NewToken", "Votes", "available", "best_backend", "decode"]
 
 
 def available(exclude: str | None = None) -> list[str]:
     return [name for name in IMPLEMENTATIONS if name != exclude]
 
 
-def best_backend(table: SlotTable) -> str:
+def best_backend(table: Table) -> str:
     fits = table.keys.device.type == "cpu" and table.keys.dtype in cpu.DTYPES
     return "cpu" if fits else "reference"
 
 
 def decode(
-    table: SlotTable,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    token: Tensor,
+    table: Table,
+    new: NewToken,
+    form: AttentionForm,
     *,
+    votes: Votes | None = None,
+    also_drop: Tensor | None = None,
+    weights: bool = False,
     backend: str | None = None,
-    **options: Any,
 ) -> Decoded:
     """See `reference.decode`; `backend` names an implementation, by default the best that fits."""
     name = backend or best_backend(table)
@@ -44,15 +43,20 @@ def decode(
             f"the cpu backend cannot read {table.keys.dtype} on {table.keys.device}; "
             f"use 'reference', or a table on the cpu in one of {list(cpu.DTYPES)}"
         )
-    also_drop = options.get("also_drop")
     if also_drop is not None and also_drop.shape != (table.rows, table.width):
         raise PruneError(
             f"also_drop has the shape {tuple(also_drop.shape)}; it must be that of the table's "
             f"slots before the step, {(table.rows, table.width)}"
         )
-    if query.shape[1] % key.shape[1]:
+    heads, kv_heads = new.query.shape[1], new.key.shape[1]
+    if heads % kv_heads:
         raise PruneError(
-            f"{query.shape[1]} query heads cannot share {key.shape[1]} key heads evenly; "
+            f"{heads} query heads cannot share {kv_heads} key heads evenly; "
             f"check num_key_value_heads in the model's config"
         )
-    return IMPLEMENTATIONS[name](table, query, key, value, token, **options)
+    if form.sinks is not None:
+        raise PruneError(
+            "the decode step knows no attention sinks; use hard_attention over the table's slots"
+        )
+    implementation = IMPLEMENTATIONS[name]
+    return implementation(table, new, form, votes=votes, also_drop=also_drop, weights=weights)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -11,9 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvprune.cache.slots import SlotTable
 from kvprune.ops.decode.kernels import step
-from kvprune.ops.decode.reference import Decoded, Votes
+from kvprune.ops.decode.reference import Decoded, NewToken, Votes
+from kvprune.ops.decode.table import Table
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.threads import use_threads
 
 # NumPy has no bfloat16: it travels as its bits, and the kernel widens them as it reads
@@ -45,10 +45,10 @@ class Workspace(NamedTuple):
     no_weights: np.ndarray  # (B, H, 0)
 
 
-WORKSPACES: WeakKeyDictionary[SlotTable, Workspace] = WeakKeyDictionary()
+WORKSPACES: WeakKeyDictionary[Table, Workspace] = WeakKeyDictionary()
 
 
-def workspace(table: SlotTable) -> Workspace:
+def workspace(table: Table) -> Workspace:
     owners = table.key_int, table.token, table.valid, table.keys, table.values
     made = WORKSPACES.get(table)
     if made is None or any(map(operator.is_not, made.owners, owners)):
@@ -66,35 +66,30 @@ def workspace(table: SlotTable) -> Workspace:
 
 
 def decode(
-    table: SlotTable,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    token: Tensor,
+    table: Table,
+    new: NewToken,
+    form: AttentionForm,
     *,
-    scaling: float,
     votes: Votes | None = None,
-    softcap: float | None = None,
-    active: Tensor | None = None,
     also_drop: Tensor | None = None,
     weights: bool = False,
-    extra: Mapping[str, Tensor] | None = None,
 ) -> Decoded:
     """`reference.decode`, but every row reads exactly its own survivors, once.
 
     Rows are dense prefixes before and after: a loser's slot goes to the row's last token, so
     uneven rows cost neither masked reads nor a consolidation.
     """
-    B, Hq = query.shape[:2]  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
+    query, key, value, number, active, extra = new
+    B, Hq = query.shape[:2]
     rules = votes or Votes(NOBODY.expand(B, 0), NOBODY.expand(B, 0), 0.0)
     also_drop = packed(table, also_drop)
     S = table.width
     table.reserve(S + 1)
     made = workspace(table)
     if (key.shape, value.shape, rules.key_int.shape) != made.shapes or extra or table.extra:
-        keys_int, tokens = rules.key_int[:, None], token[:, None]
-        new = {"keys": key, "values": value, "key_int": keys_int, "token": tokens}
-        table.check({**new, **(extra or {})})
+        keys_int, tokens = rules.key_int[:, None], number[:, None]
+        columns = {"keys": key, "values": value, "key_int": keys_int, "token": tokens}
+        table.check({**columns, **extra})
     on = made.everybody if active is None else array(active)
     f32, stored = torch.float32, table.keys.dtype
     dropped = torch.empty(B, S, dtype=torch.int64)
@@ -104,14 +99,14 @@ def decode(
     use_threads(1 if small else None)
     width = step(
         array(query, f32), array(key, stored), array(value, stored),
-        array(rules.query_int, f32), array(rules.key_int, f32), array(token, torch.int64), on,
+        array(rules.query_int, f32), array(rules.key_int, f32), array(number, torch.int64), on,
         made.nobody if also_drop is None else array(also_drop),
         float(rules.beta), rules.threshold, rules.protect_first, rules.protect_recent,
-        float(scaling), float(softcap or 0.0), made.key_int, made.token, made.valid, made.keys,
-        made.values, made.kept, made.moves, dropped.numpy(),
+        float(form.scaling), float(form.softcap or 0.0), made.key_int, made.token, made.valid,
+        made.keys, made.values, made.kept, made.moves, dropped.numpy(),
         made.no_weights if p is None else p.numpy(), output.numpy(),
     )  # fmt: skip
-    for name, x in (extra or {}).items():
+    for name, x in extra.items():
         follow(table.columns[name], x, *map(torch.from_numpy, (on, made.kept, made.moves)))
     table.width = table.longest = width
     table.consolidate()
@@ -119,7 +114,7 @@ def decode(
     return Decoded(output, dropped, None if p is None else p[..., :width])
 
 
-def packed(table: SlotTable, mask: Tensor | None) -> Tensor | None:
+def packed(table: Table, mask: Tensor | None) -> Tensor | None:
     """Pack the table; a mask over its slots rides along as one more column."""
     if mask is None or table.packed:
         table.pack()

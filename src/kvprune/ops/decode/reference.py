@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvprune.cache.slots import Slots, SlotTable
+from kvprune.ops.decode.table import Slots, Table
+from kvprune.ops.form import AttentionForm
+
+
+class NewToken(NamedTuple):
+    """One new token per row."""
+
+    query: Tensor  # (B, Hq, 1, D)
+    key: Tensor  # (B, H, 1, D)
+    value: Tensor  # (B, H, 1, Dv)
+    number: Tensor  # (B,), its position among the row's tokens
+    active: Tensor | None = None  # (B,), False for a pad or a finished sequence; None: all are
+    extra: Mapping[str, Tensor] = MappingProxyType({})  # (B, 1, ...), for the table's own columns
 
 
 class Votes(NamedTuple):
@@ -31,31 +44,27 @@ class Decoded(NamedTuple):
 
 @torch.no_grad()
 def decode(
-    table: SlotTable,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    token: Tensor,
+    table: Table,
+    new: NewToken,
+    form: AttentionForm,
     *,
-    scaling: float,
     votes: Votes | None = None,
-    softcap: float | None = None,
-    active: Tensor | None = None,
     also_drop: Tensor | None = None,
     weights: bool = False,
-    extra: Mapping[str, Tensor] | None = None,
 ) -> Decoded:
     """The losers leave for good, then the new token attends to the survivors and to itself.
 
     s[j] = q_int·k_int[j] + β;  slot j is dropped iff s[j] ≤ threshold;
     output = softmax over survivors and self of (q·k·scaling) v.
 
-    A row that is not `active` (a pad, a finished sequence) changes nothing in the table and
-    gets its own value back. `also_drop` (B, S) overrules votes and protection.
+    A row that is not `active` changes nothing in the table and gets its own value back.
+    `also_drop` (B, S) overrules votes and protection. Nothing is left out at random: a cache
+    is for inference.
     """
-    B, Hq = query.shape[:2]  # query: (B, Hq, 1, D), key: (B, H, 1, D), value: (B, H, 1, Dv)
+    query, key, value, number, active, extra = new
+    B, Hq = query.shape[:2]
     slots = table.get()
-    drop = losers(slots, token, votes, also_drop)  # (B, S)
+    drop = losers(slots, number, votes, also_drop)  # (B, S)
     if active is not None:
         drop &= active[:, None]
     dropped = slots.token.where(drop, -1)
@@ -63,17 +72,17 @@ def decode(
         table.remove(drop)
     key_int = None if votes is None else votes.key_int[:, None]
     valid = None if active is None else active[:, None]
-    table.push(key, value, key_int, token[:, None], valid, **(extra or {}))
+    table.push(key, value, key_int, number[:, None], valid, **extra)
 
     # the G query heads that share a key head become G queries: nothing is repeated
     slots = table.get()
     grouped = query.reshape(B, key.shape[1], -1, query.shape[-1]).to(slots.keys.dtype)
-    if weights or softcap is not None:
-        out, p = attend(grouped, slots, scaling, softcap)
+    if weights or form.softcap is not None:
+        out, p = attend(grouped, slots, form)
     else:
         out, p = (
             scaled_dot_product_attention(
-                grouped, slots.keys, slots.values, slots.valid[:, None, None], scale=scaling
+                grouped, slots.keys, slots.values, slots.valid[:, None, None], scale=form.scaling
             ),
             None,
         )
@@ -84,23 +93,21 @@ def decode(
     return Decoded(output, dropped, None if p is None else p.reshape(B, Hq, -1))
 
 
-def losers(slots: Slots, token: Tensor, votes: Votes | None, also_drop: Tensor | None) -> Tensor:
+def losers(slots: Slots, number: Tensor, votes: Votes | None, also_drop: Tensor | None) -> Tensor:
     """Which slots the new tokens vote out; a distance of `protect_recent` is still protected."""
     drop = torch.zeros_like(slots.valid) if also_drop is None else also_drop & slots.valid
     if votes is None:
         return drop
     score = (slots.key_int @ votes.query_int.float()[:, :, None]).squeeze(2) + votes.beta
     open_to_vote = (slots.token >= votes.protect_first) & (
-        token[:, None] - slots.token > votes.protect_recent
+        number[:, None] - slots.token > votes.protect_recent
     )
     return drop | (slots.valid & open_to_vote & (score <= votes.threshold))  # (B, S)
 
 
-def attend(
-    query: Tensor, slots: Slots, scaling: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
-    logit = query.float() @ slots.keys.float().mT * scaling  # (B, H, G, S)
-    if softcap is not None:
-        logit = (logit / softcap).tanh() * softcap
+def attend(query: Tensor, slots: Slots, form: AttentionForm) -> tuple[Tensor, Tensor]:
+    logit = query.float() @ slots.keys.float().mT * form.scaling  # (B, H, G, S)
+    if form.softcap is not None:
+        logit = (logit / form.softcap).tanh() * form.softcap
     p = logit.masked_fill(~slots.valid[:, None, None], -torch.inf).softmax(-1)
     return p @ slots.values.float(), p
