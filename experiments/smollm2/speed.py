@@ -23,11 +23,11 @@ import torch
 
 import common
 from common import Adapter, Row, numbers, table
+from kvprune.cache.nbytes import nbytes
 from kvprune.cli.quiet import quiet
 from kvprune.evaluate.cost.formulas import cache_bytes
 from kvprune.evaluate.cost.shape import Shape, read_shape
 from kvprune.evaluate.throughput import sides
-from kvprune.evaluate.throughput.decoding import nbytes
 from kvprune.evaluate.throughput.run import REALISTIC, Sweep, throughput
 from kvprune.evaluate.throughput.sides import Loaded, load_sides
 from kvprune.evaluate.throughput.timing import machine, versions

@@ -215,7 +215,7 @@ def _length(chat, text: str) -> int:
 def test_refused(pruned, dense, tokenizer):
     with pytest.raises(PruneError, match=r"has no chat template.*--template"):
         Chat(dense, load_tokenizer("tiny"))
-    with pytest.raises(PruneError, match="pass what attach"):
+    with pytest.raises(PruneError, match="pass the Pruned that attach"):
         Chat(pruned.model, tokenizer)
     with pytest.raises(PruneError, match="max_new_tokens=0"):
         Chat(dense, tokenizer, max_new_tokens=0)

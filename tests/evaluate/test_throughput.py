@@ -12,6 +12,7 @@ from helpers import random_ids, uneven_gates
 from kvprune import PruneError
 from kvprune.adapters import lora
 from kvprune.adapters.pretrained import load_base
+from kvprune.cache.nbytes import nbytes
 from kvprune.evaluate.compare.results import best
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.throughput import run as throughput
@@ -19,7 +20,6 @@ from kvprune.evaluate.throughput import sides, timing
 from kvprune.evaluate.throughput.decoding import (
     dense_cache,
     filled_cache,
-    nbytes,
     steady_votes,
     stepper,
     twin,

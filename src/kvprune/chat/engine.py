@@ -15,12 +15,14 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
+from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.chat.sampling import Sampler
 from kvprune.chat.template import Message, Template
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
-from kvprune.integration.layer import layer_of
+from kvprune.integration.host import max_positions
+from kvprune.integration.unwrap import unwrap
 
 if TYPE_CHECKING:
     from kvprune.explain import Trace
@@ -67,19 +69,14 @@ class Chat:
         seed: int = 0,
         tell: Callable[[str], None] = log.warning,
     ):
-        self.pruned = model if isinstance(model, Pruned) else None
-        self.model = model.model if isinstance(model, Pruned) else model
-        if self.pruned is None and any(layer_of(module) for module in self.model.modules()):
-            raise PruneError("this model has pruning attached; pass what attach or load returned")
+        self.model, self.pruned = unwrap(model)
         if self.model.training:
             raise PruneError("the model is in training mode; call model.eval() first")
         if max_new_tokens < 1:
             raise PruneError(f"max_new_tokens={max_new_tokens} must be 1 or more")
         self.template = Template(tokenizer)
         self.system, self.max_new_tokens, self.tell = system, max_new_tokens, tell
-        self.positions: int | None = getattr(
-            self.model.config.get_text_config(), "max_position_embeddings", None
-        )
+        self.positions = max_positions(self.model)
         self._sample = Sampler(temperature, top_p, seed, self.model.device)
         self._ends = _ends(self.model, tokenizer)
         self._last_only = (
@@ -224,11 +221,7 @@ class Chat:
     @property
     def bytes(self) -> int:
         """Of the cache."""
-        if isinstance(self._cache, PrunedCache):
-            return self._cache.nbytes
-        layers = [] if self._cache is None else self._cache.layers
-        parts = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
-        return sum(part.nbytes for part in parts if isinstance(part, Tensor))
+        return 0 if self._cache is None else nbytes(self._cache)
 
     @property
     def dense_bytes(self) -> int:

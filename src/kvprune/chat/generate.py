@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
+from kvprune.integration.host import max_positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,7 +46,7 @@ def generate(
         tokenizer.pad_token = tokenizer.eos_token
     inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
     length = inputs["input_ids"].shape[1]
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = max_positions(model)
     if limit is not None and length + max_new_tokens > limit:
         raise PruneError(
             f"the prompt has {length} tokens and {max_new_tokens} are to come, but the model has "

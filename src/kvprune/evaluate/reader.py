@@ -1,10 +1,10 @@
-"""A model reading a batch, whole or in chunks through its cache: logits, and what was dropped."""
+"""A model that reads a batch, at once or in chunks through its cache: logits, and what it drops."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,46 +13,40 @@ from transformers import DynamicCache, PreTrainedModel
 
 from kvprune.adapters.dense import as_base_model
 from kvprune.cache.pruned_cache import PrunedCache
-from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
-from kvprune.integration.layer import layer_of
+from kvprune.integration.unwrap import unwrap
+from kvprune.utils.modes import evaluating
 
 
 class Reader:
-    """One model, pruned by its own hard gate, or dense: untouched, or with every gate open."""
+    """One model: dense, pruned by its own hard gate, or pruned but with every gate open."""
 
     def __init__(self, model: PreTrainedModel | Pruned, gates_open: bool = False):
-        self.pruned = model if isinstance(model, Pruned) else None
-        self.model = model.model if isinstance(model, Pruned) else model
+        self.model, self.pruned = unwrap(model)
         self.gates_open = gates_open
-        if self.pruned is None and any(layer_of(module) for module in self.model.modules()):
-            raise PruneError(
-                f"this {type(self.model).__name__} has pruning attached; pass the Pruned that "
-                f"attach or load returned"
-            )
         self.drop_step: Tensor | None = None  # (L, B, T) of the last batch; None: nothing drops
 
     @torch.no_grad()
     def read(self, ids: Tensor, chunk: int | None = None, skip: int = 0) -> Iterator[Tensor]:
-        """The logits of ids (B, T) in parts (B, chunk, V); None reads all at once, uncached.
+        """The logits of ids (B, T) in parts (B, chunk, V); without chunk all at once, uncached.
 
-        `skip`: of the first so many tokens none are made; only where all are read at once.
+        `skip`: leave out the logits of the first `skip` tokens; not with chunks.
         """
-        assert not (chunk and skip), "parts come with all their logits"
+        assert not (chunk and skip), "chunks come with all their logits"
         ids = ids.to(self.model.device)
         self.drop_step = None
-        # a cache is made for the configuration that works at the moment
-        with self._as_asked():
+        # a cache is made for the method that is active at the moment
+        with self._mode():
             cache = self._cache() if chunk else None
-        asked = {"logits_to_keep": ids.shape[1] - skip} if skip and self._can_skip else {}
+        options = {"logits_to_keep": ids.shape[1] - skip} if skip and self._can_skip else {}
         for part in ids.split(chunk or ids.shape[1], dim=1):
-            with self._as_asked():
+            with self._mode():
                 out: Any = self.model(
-                    input_ids=part, past_key_values=cache, use_cache=cache is not None, **asked
+                    input_ids=part, past_key_values=cache, use_cache=cache is not None, **options
                 )
             if self.pruned and not self.gates_open:
-                self.drop_step = self._drop_step(self.pruned, cache)
-            yield out.logits if asked else out.logits[:, skip:]
+                self.drop_step = last_drop_step(self.pruned) if cache is None else cache.drop_step
+            yield out.logits if options else out.logits[:, skip:]
 
     @property
     def _can_skip(self) -> bool:
@@ -63,34 +57,24 @@ class Reader:
             return DynamicCache(config=self.model.config)
         return PrunedCache(self.pruned, record=not self.gates_open)
 
-    @contextmanager
-    def _as_asked(self) -> Iterator[None]:
-        if self.pruned is not None:
-            with as_base_model(self.pruned) if self.gates_open else self.pruned.evaluating():
-                yield
-            return
-        modes = [(module, module.training) for module in self.model.modules()]
-        self.model.eval()
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                module.training = training
+    def _mode(self) -> AbstractContextManager[None]:
+        if self.pruned is None:
+            return evaluating(self.model)
+        return as_base_model(self.pruned) if self.gates_open else self.pruned.evaluating()
 
-    @staticmethod
-    def _drop_step(pruned: Pruned, cache: PrunedCache | None) -> Tensor:
-        if cache is not None:
-            return cache.drop_step
-        steps = [layer.drop_step for layer in pruned.layers if layer.drop_step is not None]
-        return torch.stack([step.cpu() for step in steps])
+
+def last_drop_step(pruned: Pruned) -> Tensor:
+    """When each token of the last uncached pass was dropped: (L, B, T), on the CPU."""
+    steps = [layer.drop_step for layer in pruned.layers if layer.drop_step is not None]
+    return torch.stack([step.cpu() for step in steps])
 
 
 def dropped_by(drop_step: Tensor) -> Tensor:
     """How many earlier tokens each token no longer sees: (..., T) → (..., T).
 
-    Token j is gone for k iff drop_step[j] ≤ k, so this is a count of steps, summed up.
+    Token j is gone for k iff drop_step[j] ≤ k, so this is a running count of drop steps.
     """
     T = drop_step.shape[-1]
-    left = torch.zeros(*drop_step.shape[:-1], T + 1)
-    left.scatter_add_(-1, drop_step.clamp(max=T).long(), torch.ones(drop_step.shape))
-    return left[..., :T].cumsum(-1).long()
+    drops = torch.zeros(*drop_step.shape[:-1], T + 1)
+    drops.scatter_add_(-1, drop_step.clamp(max=T).long(), torch.ones(drop_step.shape))
+    return drops[..., :T].cumsum(-1).long()

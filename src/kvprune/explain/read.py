@@ -24,11 +24,12 @@ def trace(
     import torch
 
     from kvprune.cache.pruned_cache import PrunedCache
+    from kvprune.integration.host import max_positions
 
     if not text.strip():
         raise PruneError("the text is empty; give the model something to go on from")
     ids = tokenizer(text, return_tensors="pt").input_ids.to(pruned.model.device)
-    limit = getattr(pruned.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = max_positions(pruned.model)
     if limit is not None and ids.shape[1] + write > limit:
         raise PruneError(
             f"the text has {ids.shape[1]} tokens and {write} are to come, but the model has "

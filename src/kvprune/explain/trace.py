@@ -83,8 +83,9 @@ class Trace:
         import torch
 
         from kvprune.cache.pruned_cache import PrunedCache
+        from kvprune.integration.host import max_positions
 
-        limit = getattr(pruned.model.config.get_text_config(), "max_position_embeddings", None)
+        limit = max_positions(pruned.model)
         if limit is not None and len(ids) > limit:
             raise PruneError(
                 f"the text has {len(ids)} tokens, but the model has {limit} positions; shorten it"

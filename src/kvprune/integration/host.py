@@ -113,6 +113,13 @@ def window(module: nn.Module) -> int | None:
     return int(chunk or slide)  # type: ignore[arg-type]
 
 
+def max_positions(model: PreTrainedModel | PreTrainedConfig) -> int | None:
+    """The longest text that the model has positions for; None if its configuration has no limit."""
+    config = model.config if isinstance(model, PreTrainedModel) else model
+    limit: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
+    return limit
+
+
 def experts_per_token(config: PreTrainedConfig) -> int:
     """How many of a layer's experts one token goes through."""
     return int(getattr(config.get_text_config(), "num_experts_per_tok", 1))

@@ -13,6 +13,7 @@ from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.saving import is_whole, load
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
+from kvprune.integration.host import max_positions
 from kvprune.text.rows import load_rows
 from kvprune.train.checkpoints import last_whole_checkpoint
 from kvprune.train.recipe import Recipe, to_yaml
@@ -54,7 +55,7 @@ def run(
             f"another folder with --out"
         )
     model, tokenizer = load_base(recipe.model, "float32"), load_tokenizer(recipe.model)
-    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    limit = max_positions(model)
     if limit is not None and recipe.data.length > limit:
         raise PruneError(
             f"rows of {recipe.data.length} tokens do not fit into the {limit} positions of "

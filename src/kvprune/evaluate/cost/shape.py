@@ -94,7 +94,7 @@ def read_shape(name: str | Path | PreTrainedConfig, dtype: str = "auto") -> Shap
         name=shown,
         dtype=str(config.dtype or "float32").removeprefix("torch.") if dtype == "auto" else dtype,
         width=int(text.hidden_size),
-        positions=getattr(text, "max_position_embeddings", None),
+        positions=host.max_positions(config),
         layers=layers,
         feed_forward=others,
         logits=logits,

@@ -17,6 +17,7 @@ from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.reader import Reader, dropped_by
 from kvprune.integration.handle import Pruned
+from kvprune.integration.host import max_positions
 from kvprune.text.windows import IGNORE, Windows, cut, sizes
 
 Sums = dict[str, list[float]]
@@ -102,7 +103,7 @@ def _check_choices(path: str, chunk: int, batch: int) -> None:
 
 
 def _check_fits(model: PreTrainedModel, windows: Windows) -> None:
-    limit = positions(model)
+    limit = max_positions(model)
     if limit is not None and windows.length > limit:
         raise PruneError(
             f"windows of {windows.length} tokens do not fit into the {limit} positions of the "
@@ -130,12 +131,6 @@ def _beside(reader: Reader, dense: PreTrainedModel | str, windows: Windows) -> R
             f"one vocabulary"
         )
     return Reader(dense)
-
-
-def positions(model: PreTrainedModel) -> int | None:
-    """How long a text the model was made for; None if it does not say."""
-    limit: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return limit
 
 
 def _bins(windows: Windows, contexts: Sequence[int] | None) -> list[tuple[int, int]]:

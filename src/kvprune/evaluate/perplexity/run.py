@@ -16,9 +16,10 @@ from kvprune.config import to_dict
 from kvprune.errors import PruneError
 from kvprune.evaluate import dense as beside
 from kvprune.evaluate.perplexity import figure as perplexity_figure
-from kvprune.evaluate.perplexity.measure import AtContext, perplexity, positions
+from kvprune.evaluate.perplexity.measure import AtContext, perplexity
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
+from kvprune.integration.host import max_positions
 from kvprune.text.tokens import tokenise
 from kvprune.text.windows import cut
 from kvprune.utils import plot as drawing
@@ -68,7 +69,7 @@ def run(
     if out is not None:
         drawing.need_matplotlib()
     loaded = loading.load(model, adapter, dtype, device)
-    limit = positions(loaded.host)
+    limit = max_positions(loaded.host)
     length = min(limit or LENGTH, LENGTH) if length is None else length
     if limit is not None and length > limit:
         raise PruneError(

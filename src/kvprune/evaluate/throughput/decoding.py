@@ -123,11 +123,3 @@ def stepper(
             torch.cuda.synchronize()
 
     return run
-
-
-def nbytes(cache: Cache) -> int:
-    """Bytes of all that a cache holds."""
-    if isinstance(cache, PrunedCache):
-        return cache.nbytes
-    held = [getattr(layer, name, None) for layer in cache.layers for name in ("keys", "values")]
-    return sum(x.untyped_storage().nbytes() for x in held if isinstance(x, Tensor))

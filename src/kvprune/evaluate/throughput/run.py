@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points, Row
 from kvprune.evaluate.throughput import sides
-from kvprune.evaluate.throughput.decoding import nbytes, stepper
+from kvprune.evaluate.throughput.decoding import stepper
 from kvprune.evaluate.throughput.sides import Loaded, Side
 from kvprune.evaluate.throughput.timing import interleave, ratios, spread
+from kvprune.integration.host import max_positions
 
 Track = Callable[[list[Row]], Iterable[Row]]
 REALISTIC, IDEAL = "realistic", "ideal"
@@ -60,7 +62,7 @@ def throughput(
 
 def default_contexts(loaded: Loaded, room: int, most: int = 1000) -> tuple[int, ...]:
     """An eighth, a quarter, a half and all of what the model has positions for, at most 1,000."""
-    longest = min(most, (_positions(loaded) or most + room) - room)
+    longest = min(most, (max_positions(loaded.plain) or most + room) - room)
     return tuple(sorted({max(1, longest // part) for part in (8, 4, 2, 1)}))
 
 
@@ -144,7 +146,7 @@ def _check(loaded: Loaded, sweep: Sweep) -> None:
         value = getattr(sweep, name)
         if min(value if isinstance(value, tuple) else (value,)) < 1:
             raise PruneError(f"{name}={value} must be 1 or more")
-    limit = _positions(loaded)
+    limit = max_positions(loaded.plain)
     longest = max(sweep.contexts) + sweep.room
     if limit is not None and longest > limit:
         raise PruneError(
@@ -153,9 +155,3 @@ def _check(loaded: Loaded, sweep: Sweep) -> None:
         )
     if not sweep.sparsities and loaded.pruned is None:
         raise PruneError("there is nothing to set beside dense; pass --adapter or --sparsity")
-
-
-def _positions(loaded: Loaded) -> int | None:
-    config = loaded.plain.config.get_text_config()
-    limit: int | None = getattr(config, "max_position_embeddings", None)
-    return limit

@@ -9,8 +9,8 @@ from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
 from kvprune.adapters import loading
-from kvprune.evaluate.reader import dropped_by
-from kvprune.integration.handle import Pruned
+from kvprune.evaluate.reader import dropped_by, last_drop_step
+from kvprune.integration.unwrap import unwrap
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 
@@ -35,14 +35,13 @@ class PrunedLM(HFLM):
         if isinstance(pretrained, str):
             pretrained = loading.load(pretrained, adapter, dtype, device)
         self.loaded = pretrained
-        model = pretrained.model
-        self.pruned = model if isinstance(model, Pruned) else None
+        model, self.pruned = unwrap(pretrained.model)
         # of each request that was scored so far, in their order
         self.sparsities: list[float] = []
         self._read: tuple[Tensor, Tensor] | None = None  # tokens and shares of the batch: (B, T)
         self._row = 0
         self._shares: dict[tuple[int, ...], Tensor] = {}  # by the tokens that were read: (T,)
-        super().__init__(pretrained.host, tokenizer=pretrained.tokenizer, **options)
+        super().__init__(model, tokenizer=pretrained.tokenizer, **options)
 
     @property
     def sparsity(self) -> float | None:
@@ -63,9 +62,9 @@ class PrunedLM(HFLM):
             self.pruned.evaluating(),
         ):
             logits: Tensor = self.model(input_ids=inps, use_cache=False).logits
-        steps = [layer.drop_step.cpu() for layer in self.pruned.layers]  # type: ignore[union-attr]
         earlier = torch.arange(inps.shape[1]).clamp(min=1)
-        self._note(inps, dropped_by(torch.stack(steps)).float().mean(0) / earlier)
+        dropped = dropped_by(last_drop_step(self.pruned))  # (L, B, T)
+        self._note(inps, dropped.float().mean(0) / earlier)
         return logits
 
     def _note(self, inps: Tensor, shares: Tensor) -> None:
