@@ -23,10 +23,11 @@ demo: $(READY)  ## see it work: teach a small model to forget
 test: $(READY)  ## run the tests
 	$(BIN)/python -m pytest
 
-check: $(READY)  ## lint and type-check
+check: $(READY)  ## lint, type-check and test the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(READY)  ## format the code in place
 	$(BIN)/ruff check --fix .
@@ -38,5 +39,5 @@ bench: $(READY)  ## run every benchmark; numbers and a page of ratios in benchma
 	$(BIN)/python benchmarks/page.py
 
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
