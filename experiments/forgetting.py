@@ -27,8 +27,8 @@ from kvprune.adapters.loading import load
 from kvprune.demo import PROMPT
 from kvprune.explain import figures
 from kvprune.explain.animation import animate
-from kvprune.explain.read import trace
-from kvprune.explain.study import Study, study
+from kvprune.explain.corpus_study import Study, study_corpus
+from kvprune.explain.prompt import trace_prompt
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -52,14 +52,14 @@ def main() -> None:
     own = PruningConfig(rank=small.RANK)
     loaded = load(args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    found = study(pruned, tokenizer, args.corpus, args.length, args.rows)
+    found = study_corpus(pruned, tokenizer, args.corpus, args.length, args.rows)
     print(found.save(args.docs / "results" / "forgetting.json"))
     for file in figures.save(found, args.docs / "figures"):
         print(file)
     if args.write:
         torch.manual_seed(args.seed)
         options = {"do_sample": True, "temperature": 0.7, "top_k": 40, "top_p": 0.95}
-        made = trace(pruned, tokenizer, args.prompt, args.write, **options)
+        made = trace_prompt(pruned, tokenizer, args.prompt, args.write, **options)
         print(animate(made, args.docs / "figures" / "forgetting.svg"))
     print("\n".join(verdicts(found)))
 

@@ -1,4 +1,4 @@
-"""Small pruned models with a real tokenizer, and traces made by hand."""
+"""Traces of random drops, and small pruned models with a real tokenizer."""
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ def pruned_model(family: str = "gpt2", **options) -> kvprune.Pruned:
 
 
 def random_trace(L: int, T: int, seed: int = 0, tokens: tuple[str, ...] | None = None) -> Trace:
-    """Lifetimes of all lengths; about a third of the tokens stay."""
+    """Random lifetimes of all lengths; about a third of the tokens stay."""
     rng = np.random.default_rng(seed)
     words = (" the", " cat", ",", " sat", ".", "\n", " on", "ing", " 12", " mat")
     life = rng.geometric(rng.uniform(0.01, 0.2, (L, 1)), (L, T))
@@ -38,12 +38,12 @@ def random_trace(L: int, T: int, seed: int = 0, tokens: tuple[str, ...] | None =
         prompt=T // 2,
         kept_bytes=100,
         dense_bytes=90,
-        model="made",
+        model="random",
     )
 
 
-def generated(pruned, tok, texts, new=30, **options):
-    """A batch, padded on the left, written with a cache that records."""
+def generate_batch(pruned, tok, texts, new=30, **options):
+    """Generate for a left-padded batch with a cache that records; returns output and inputs."""
     tok.pad_token = tok.eos_token
     inputs = tok(texts, return_tensors="pt", padding=True, padding_side="left")
     cache = kvprune.PrunedCache(pruned, record=True)

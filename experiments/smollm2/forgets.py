@@ -22,8 +22,8 @@ from kvprune.adapters.loading import load
 from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.explain import Trace, figures
-from kvprune.explain.read import trace
-from kvprune.explain.study import study
+from kvprune.explain.corpus_study import study_corpus
+from kvprune.explain.prompt import trace_prompt
 
 QUESTIONS = (
     "Hello! Can you explain in a few sentences why the sky is blue?",
@@ -53,7 +53,7 @@ def main() -> None:
         gone = float(made.sparsity[:, -1].mean())
         print(f"wrote {file}: {len(made.tokens)} tokens, {gone:.0%} gone at the end", flush=True)
     sources = [str(args.news), str(args.book)]
-    found = study(pruned, tokenizer, sources, args.length, args.rows)
+    found = study_corpus(pruned, tokenizer, sources, args.length, args.rows)
     print(found.save(args.docs / "results" / "smollm2_forgetting.json"))
     for drawn in figures.save(found, args.docs / "figures", "smollm2_forgetting"):
         print(drawn)
@@ -80,7 +80,7 @@ def chat(pruned: Pruned, tokenizer: Any, questions: tuple[str, ...], write: int)
         said.append({"role": "user", "content": question})
         text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         torch.manual_seed(0)
-        made = trace(pruned, tokenizer, text, write, do_sample=False)
+        made = trace_prompt(pruned, tokenizer, text, write, do_sample=False)
         answer = tokenizer.decode(made.ids[made.prompt :], skip_special_tokens=True)
         said.append({"role": "assistant", "content": answer.strip()})
         print(f"> {question}\n{answer.strip()}", flush=True)

@@ -1,20 +1,20 @@
-"""The moving picture: well-formed, and each token fades when it is dropped."""
+"""The animation: well-formed, and each token fades when it is dropped."""
 
 import re
 import xml.etree.ElementTree as ET
 
 import pytest
 
-import traces as made
+import traces
 from kvprune import NEVER, PruneError
-from kvprune.explain.animation import COLUMNS, PAUSE, animate, cells, draw, place_tokens
+from kvprune.explain.animation import COLUMNS, PAUSE, animate, cell_width, place_tokens, render
 
 SVG = "{http://www.w3.org/2000/svg}"
-ODD = ("<b>", "&", "\x00\x1b", "", "😀", " שלום", "\n\n", "世界", "\t", " x\n", "]]>")
+ODD_TOKENS = ("<b>", "&", "\x00\x1b", "", "😀", " שלום", "\n\n", "世界", "\t", " x\n", "]]>")
 
 
 def test_tokens_fade_when_they_are_dropped(tmp_path):
-    trace = made.random_trace(3, 60)
+    trace = traces.random_trace(3, 60)
     root = ET.parse(animate(trace, tmp_path / "a.svg", layer=1)).getroot()
     style = root.find(f"{SVG}style").text
     groups = {int(g.find(f"{SVG}text").get("style").split("t")[1]): g for g in root.iter(f"{SVG}g")}
@@ -34,17 +34,17 @@ def test_tokens_fade_when_they_are_dropped(tmp_path):
             assert f"{percent(j)},{percent(step)}{{opacity:1}}" in frames
             assert frames.endswith("100%{opacity:.28}")
             assert groups[j].get("class") == "gone"
-    # the bar ends where the layer does
+    # the final length of the bar is the share that the layer holds
     assert f"100%{{transform:scaleX({trace.kept[1, -1] / 60:.4f})}}" in style
     about = f"layer 1 holds {trace.kept[1, -1]} of 60 tokens at the end"
     assert root.find(f"{SVG}title").text == about
 
 
-def test_any_text_is_well_formed():
-    root = ET.fromstring(draw(made.random_trace(1, len(ODD), tokens=ODD)))
+def test_odd_tokens_give_well_formed_svg():
+    root = ET.fromstring(render(traces.random_trace(1, len(ODD_TOKENS), tokens=ODD_TOKENS)))
     texts = [text.text for g in root.iter(f"{SVG}g") for text in g.iter(f"{SVG}text")]
     assert texts == ["<b>", "&", "😀", " שלום", "世界", " ", " x", "]]>"]
-    ET.fromstring(draw(made.random_trace(1, 1)))
+    ET.fromstring(render(traces.random_trace(1, 1)))
 
 
 def test_lines_break_between_words():
@@ -59,20 +59,21 @@ def test_lines_break_between_words():
             assert token.startswith(" ")
             assert after.column == 0
             assert not after.text.startswith(" ")
-    # a word longer than a line must break somewhere
+    # a word longer than a line is broken
     assert place_tokens(("x" * 50, "y" * 50))[1].line == 1
 
 
-def test_cells():
-    assert [cells(t) for t in ("ab", "世界", "é", "e\u0301", "😀", "\u200b")] == [2, 4, 1, 1, 2, 0]
+def test_cell_width():
+    texts = ("ab", "世界", "é", "e\u0301", "😀", "\u200b")
+    assert [cell_width(text) for text in texts] == [2, 4, 1, 1, 2, 0]
 
 
-def test_layer_and_name_are_checked(tmp_path):
-    trace = made.random_trace(2, 9)
+def test_layer_and_file_name_are_checked(tmp_path):
+    trace = traces.random_trace(2, 9)
     with pytest.raises(PruneError, match="layer 7"):
-        draw(trace, layer=7)
+        render(trace, layer=7)
     with pytest.raises(PruneError, match=r"\.svg"):
         animate(trace, tmp_path / "a.gif")
     sparsest = int(trace.sparsity.mean(1).argmax())
-    assert draw(trace) == draw(trace, layer=sparsest)
-    assert "--all: 3.5s" in draw(trace, seconds=3.5)
+    assert render(trace) == render(trace, layer=sparsest)
+    assert "--all: 3.5s" in render(trace, seconds=3.5)

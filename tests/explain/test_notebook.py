@@ -1,4 +1,4 @@
-"""The notebook runs from its first cell to its last."""
+"""The example notebook runs from start to end."""
 
 import os
 import sys
@@ -9,7 +9,7 @@ import pytest
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "explore.ipynb"
 
 
-def test_explore(tmp_path, monkeypatch):
+def test_explore_notebook(tmp_path, monkeypatch):
     nbformat = pytest.importorskip("nbformat", reason="pip install nbclient ipykernel")
     nbclient = pytest.importorskip("nbclient", reason="pip install nbclient ipykernel")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
@@ -20,10 +20,10 @@ def test_explore(tmp_path, monkeypatch):
     client.execute()
     outputs = [out for cell in notebook.cells for out in cell.get("outputs", [])]
     pages = [out.data["text/html"] for out in outputs if "text/html" in out.get("data", {})]
-    assert any("dropped in" in shown for shown in pages)
+    assert any("dropped in" in html for html in pages)
     page = (tmp_path / "explain.html").read_text()
     assert "<h1>What a few steps of training forget</h1>" in page
     assert [out for out in outputs if "image/png" in out.get("data", {})]
-    # it taught something: tokens were dropped
-    (shown,) = [out for out in outputs if "dropper" in out.get("data", {}).get("text/plain", "")]
-    assert len(shown.data["text/plain"].splitlines()) > 3
+    # training worked: tokens were dropped
+    (table,) = [out for out in outputs if "dropper" in out.get("data", {}).get("text/plain", "")]
+    assert len(table.data["text/plain"].splitlines()) > 3

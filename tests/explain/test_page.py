@@ -1,4 +1,4 @@
-"""The page, in a real browser: what it shows is the trace."""
+"""The page in a real browser: it shows what is in the trace."""
 
 import json
 import os
@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import traces as made
+import traces
 from kvprune import NEVER
-from kvprune.explain.page import SCRIPTS, page, summary
-from kvprune.explain.pieces import KINDS
+from kvprune.explain.page import SCRIPTS, notebook_summary, render_page
+from kvprune.explain.token_text import KINDS
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 HOSTILE = (
@@ -23,21 +23,21 @@ HOSTILE = (
 @pytest.fixture(scope="module")
 def browser():
     if CHROMIUM is None:
-        pytest.skip("no chromium on this machine: apt-get install chromium")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
     with playwright.sync_playwright() as driver:
-        # a container's root has no sandbox of its own
-        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
+        # the sandbox does not work for root in a container
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 @pytest.fixture
 def visit(browser, tmp_path):
-    """Open a trace's page; every error, message and request other than the file itself fails."""
+    """Open the page of a trace; any error, console message or other request fails the test."""
     problems, contexts = [], []
 
-    def opened(trace, title="", count_time=False, **options):
+    def open_page(trace, title="", count_time=False, **options):
         file = trace.to_html(tmp_path / "page.html", title)
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
         contexts.append(context)
@@ -53,22 +53,22 @@ def visit(browser, tmp_path):
         tab.wait_for_selector("html[data-ready]")
         return tab
 
-    opened.problems = problems
-    yield opened
+    open_page.problems = problems
+    yield open_page
     for context in contexts:
         context.close()
     assert problems == []
 
 
 def screenshot(tab, name):
-    """For people: kept where KVPRUNE_SHOTS says."""
+    """Saved to the folder KVPRUNE_SHOTS, if set, for people to look at."""
     if folder := os.environ.get("KVPRUNE_SHOTS"):
         Path(folder).mkdir(parents=True, exist_ok=True)
         tab.screenshot(path=Path(folder) / f"{name}.png")
 
 
 def settle(tab):
-    """Two frames: a change is drawn in the next one."""
+    """Wait for two frames: a change is drawn in the next one."""
     tab.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))")
 
 
@@ -94,16 +94,16 @@ def wait_for_time(tab, t):
     raise AssertionError(f"token {t} was never reached")
 
 
-def choose(tab, layer):
+def choose_layer(tab, layer):
     tab.locator("#layers button").nth(layer).click()
     settle(tab)
 
 
 def test_slider_and_layers_show_the_trace(visit):
-    trace = made.random_trace(4, 120)
+    trace = traces.random_trace(4, 120)
     tab = visit(trace)
     for layer in (2, 0):
-        choose(tab, layer)
+        choose_layer(tab, layer)
         for t in (119, 60, 61, 0, 90):
             set_time(tab, t)
             step = trace.drop_step[layer]
@@ -115,7 +115,7 @@ def test_slider_and_layers_show_the_trace(visit):
             assert tokens_with(tab, "now") == [t]
             note = tab.inner_text("#layer-note")
             assert note == f"layer {layer} holds {len(held)} of {t + 1} tokens"
-    choose(tab, 4)
+    choose_layer(tab, 4)
     set_time(tab, 80)
     alive = (trace.drop_step[:, :81] > 80).mean(0)
     script = "() => [...document.querySelectorAll('#text .t')].map(t => t.style.cssText)"
@@ -125,17 +125,17 @@ def test_slider_and_layers_show_the_trace(visit):
 
 
 def test_every_token_is_in_the_text(visit):
-    trace = made.random_trace(2, 60)
+    trace = traces.random_trace(2, 60)
     tab = visit(trace)
     script = "() => [...document.querySelectorAll('#text .t')].map(t => t.textContent)"
     assert tuple(tab.evaluate(script)) == trace.tokens
 
 
 def test_hover_and_selection_name_dropper_and_dropped(visit):
-    trace = made.random_trace(3, 80, seed=3)
+    trace = traces.random_trace(3, 80, seed=3)
     tab = visit(trace)
     layer = 1
-    choose(tab, layer)
+    choose_layer(tab, layer)
     counts = np.bincount(trace.drop_step[layer][trace.drop_step[layer] < NEVER], minlength=80)
     busy = int(counts.argmax())
     tab.locator("#text .t").nth(busy).hover()
@@ -151,8 +151,8 @@ def test_hover_and_selection_name_dropper_and_dropped(visit):
     assert tokens_with(tab, "dropper") == [busy]
     assert f"(token {busy}," in tab.inner_text("#fate")
     lives = np.nonzero(trace.drop_step[:, victim] == NEVER)[0].tolist()
-    said = tab.inner_text("#lives")
-    assert said == (
+    sentence = tab.inner_text("#lives")
+    assert sentence == (
         f"It lives on in {'layer' if len(lives) == 1 else 'layers'} {', '.join(map(str, lives))}."
         if lives else "It lives on in no layer."
     )  # fmt: skip
@@ -160,8 +160,8 @@ def test_hover_and_selection_name_dropper_and_dropped(visit):
     assert tokens_with(tab, "selected") == [victim]
     assert tab.locator("#threads path").count() == 1 + len(trace.dropped_by(victim, layer))
     screenshot(tab, "selected")
-    # all layers: whoever dropped it anywhere
-    choose(tab, 3)
+    # all layers: the droppers of every layer
+    choose_layer(tab, 3)
     droppers = sorted({int(s) for s in trace.drop_step[:, victim] if s < 80})
     assert tokens_with(tab, "dropper") == droppers
     tab.keyboard.press("Escape")
@@ -169,7 +169,7 @@ def test_hover_and_selection_name_dropper_and_dropped(visit):
 
 
 def test_keyboard(visit):
-    trace = made.random_trace(3, 80)
+    trace = traces.random_trace(3, 80)
     tab = visit(trace)
     tab.keyboard.press("0")
     settle(tab)
@@ -186,7 +186,7 @@ def test_keyboard(visit):
     assert tokens_with(tab, "now") == [77]
     tab.keyboard.press(".")
     assert tokens_with(tab, "now") == [78]
-    # into the text by tab alone, then a walk
+    # reach the text with the tab key, then move with the arrow keys
     for _ in range(12):
         tab.keyboard.press("Tab")
         if tab.evaluate("document.activeElement.classList.contains('t')"):
@@ -215,7 +215,7 @@ def test_keyboard(visit):
 
 
 def test_play_runs_to_the_end_and_can_be_paused(visit):
-    tab = visit(made.random_trace(2, 30))
+    tab = visit(traces.random_trace(2, 30))
     tab.click("#play")
     settle(tab)
     assert tab.get_attribute("#play", "aria-label") == "Pause"
@@ -233,8 +233,8 @@ def test_play_runs_to_the_end_and_can_be_paused(visit):
 
 
 @pytest.mark.parametrize("T", [9, 120])
-def test_masks_are_the_masks(visit, T):
-    trace = made.random_trace(3, T)
+def test_masks_equal_those_of_the_trace(visit, T):
+    trace = traces.random_trace(3, T)
     tab = visit(trace)
     tab.locator("#masks button").nth(1).click()
     settle(tab)
@@ -243,7 +243,7 @@ def test_masks_are_the_masks(visit, T):
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         return [c.width, [...d]] }"""
     size, values = tab.evaluate(script)
-    assert size == T  # a pixel a pair
+    assert size == T  # one pixel per pair
     image = np.array(values).reshape(T, T, 4)
     mask = trace.visible(1)
     assert np.array_equal(image[..., 3] > 0, np.tril(np.ones((T, T), dtype=bool)))
@@ -252,7 +252,7 @@ def test_masks_are_the_masks(visit, T):
     gone = np.tril(~mask)
     assert (image[gone][:, :3] == empty).all()
     assert gone.any()
-    # pointing at a pair that is gone names who did it
+    # pointing at a dropped pair names the dropper
     k, j = np.argwhere(gone)[len(np.argwhere(gone)) // 2]
     box = tab.locator("#large-mask").bounding_box()
     cell = box["width"] / T
@@ -264,8 +264,8 @@ def test_masks_are_the_masks(visit, T):
     screenshot(tab, f"mask-{T}")
 
 
-def test_statistics_equal_loops(visit):
-    trace = made.random_trace(3, 90)
+def test_statistics_against_loops(visit):
+    trace = traces.random_trace(3, 90)
     tab = visit(trace)
     data = json.loads(tab.inner_text("#data") or tab.text_content("#data"))
 
@@ -276,7 +276,7 @@ def test_statistics_equal_loops(visit):
         return {name: float(share) for name, share in tab.evaluate(script, f"{host} .row")}
 
     for layer in (1, 3):
-        choose(tab, layer)
+        choose_layer(tab, layer)
         layers = range(3) if layer == 3 else [layer]
         drops = [(l, j, int(s)) for l in layers for j, s in enumerate(trace.drop_step[l]) if s < 90]
         kinds = rows("#kind-chart")
@@ -296,15 +296,15 @@ def test_statistics_equal_loops(visit):
         assert lives["4–7"] == pytest.approx(sum(4 <= s - j < 8 for _, j, s in drops) / total)
     set_time(tab, 44)
     kept, dense = trace.kept[:, 44].sum() * 100 / 1024, 3 * 45 * 90 / 1024
-    assert kept < 10 < dense  # below ten there is a decimal
+    assert kept < 10 < dense  # values below ten have a decimal
     note = f"{kept:.1f} KiB of {dense:.0f} KiB dense at token 44"
     assert tab.inner_text("#cache-note") == note
     mean = trace.sparsity[:, 44].mean()
     assert f"all layers: {round(100 * mean)} %" in tab.inner_text("#sparsity-note")
 
 
-def test_hostile_tokens_are_text(visit):
-    trace = made.random_trace(2, len(HOSTILE), tokens=HOSTILE)
+def test_hostile_tokens_are_shown_as_text(visit):
+    trace = traces.random_trace(2, len(HOSTILE), tokens=HOSTILE)
     tab = visit(trace, title="<b onclick=x>&amp;")
     for i in range(len(HOSTILE)):
         tab.evaluate("i => document.querySelectorAll('#text .t')[i].focus()", i)
@@ -317,9 +317,9 @@ def test_hostile_tokens_are_text(visit):
     screenshot(tab, "hostile")
 
 
-def test_nothing_else_could_run_or_be_fetched(visit):
-    """The policy in the head, tried: a script, a handler and a request are refused."""
-    tab = visit(made.random_trace(1, 3))
+def test_content_security_policy(visit):
+    """A script, an event handler and a request that are added later are refused."""
+    tab = visit(traces.random_trace(1, 3))
     tab.evaluate("""() => { const s = document.createElement("script");
         s.textContent = "window.bad = 1"; document.body.append(s);
         const d = document.createElement("div"); document.body.append(d);
@@ -334,8 +334,8 @@ def test_nothing_else_could_run_or_be_fetched(visit):
 
 
 @pytest.mark.parametrize(("T", "L"), [(1, 1), (2, 1)])
-def test_the_smallest_traces(visit, T, L):
-    tab = visit(made.random_trace(L, T))
+def test_smallest_traces(visit, T, L):
+    tab = visit(traces.random_trace(L, T))
     tab.click("#play")
     settle(tab)
     tab.keyboard.press("m")
@@ -343,11 +343,11 @@ def test_the_smallest_traces(visit, T, L):
 
 
 def test_large_traces_are_quick(visit):
-    """2,000 tokens × 30 layers: under two seconds until it answers, a frame or two a change.
+    """2,000 tokens × 30 layers: two seconds to load, a few frames per change.
 
-    In the processor's time of the page's one thread: a busy machine must not fail it.
+    Measured in CPU time of the page's thread, so that a busy machine does not fail it.
     """
-    tab = visit(made.random_trace(30, 2000), count_time=True)
+    tab = visit(traces.random_trace(30, 2000), count_time=True)
 
     def seconds():
         metrics = tab.session.send("Performance.getMetrics")["metrics"]
@@ -360,9 +360,9 @@ def test_large_traces_are_quick(visit):
     jump = (seconds() - loaded) / jumps
     before = seconds()
     for n in range(jumps):
-        choose(tab, n)
+        choose_layer(tab, n)
     layer = (seconds() - before) / jumps
-    print(f"answers after {loaded:.2f} s; a jump in time {jump:.3f} s, a layer {layer:.3f} s")
+    print(f"loaded after {loaded:.2f} s; {jump:.3f} s per jump in time, {layer:.3f} s per layer")
     assert 0 < loaded < 2
     assert jump < 0.1
     assert layer < 0.2
@@ -370,11 +370,11 @@ def test_large_traces_are_quick(visit):
 
 
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
-def test_looks(visit, look):
+def test_appearance(visit, look):
     options = {"color_scheme": "dark" if look == "dark" else "light"}
     if look == "phone":
         options |= {"viewport": {"width": 390, "height": 844}, "has_touch": True}
-    tab = visit(made.random_trace(6, 200), **options)
+    tab = visit(traces.random_trace(6, 200), **options)
     paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert paper == ("rgb(20, 23, 28)" if look == "dark" else "rgb(251, 250, 248)")
     assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -386,8 +386,8 @@ def test_looks(visit, look):
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != paper
 
 
-def test_the_page_needs_no_other_file():
-    text = page(made.random_trace(2, 10))
+def test_page_needs_no_other_file():
+    text = render_page(traces.random_trace(2, 10))
     assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
     assert "https://" not in text
     assert "%%" not in text
@@ -395,19 +395,19 @@ def test_the_page_needs_no_other_file():
     assert len(SCRIPTS) == 6
 
 
-def test_embedded_data_cannot_leave_its_block():
-    text = page(made.random_trace(1, len(HOSTILE), tokens=HOSTILE))
+def test_embedded_data_stays_in_its_block():
+    text = render_page(traces.random_trace(1, len(HOSTILE), tokens=HOSTILE))
     block = text.split('id="data">')[1].split("</script>")[0]
     assert tuple(json.loads(block)["tokens"]) == HOSTILE
     assert not set("<>&\u2028") & set(block)
 
 
-def test_a_notebook_shows_escaped_text():
-    trace = made.random_trace(4, len(HOSTILE), tokens=HOSTILE)
-    shown = summary(trace)
+def test_notebook_summary_is_escaped():
+    trace = traces.random_trace(4, len(HOSTILE), tokens=HOSTILE)
+    shown = notebook_summary(trace)
     assert "<img" not in shown
     assert "&lt;img src=x" in shown
     gone = int((trace.drop_step[:, 3] < NEVER).sum())
     assert f"token 3: dropped in {gone} of 4 layers" in shown
     assert trace._repr_html_() == shown
-    assert "and 3 more tokens" in summary(made.random_trace(1, 10), longest=7)
+    assert "and 3 more tokens" in notebook_summary(traces.random_trace(1, 10), max_tokens=7)

@@ -1,4 +1,4 @@
-"""Counts over traces, against plain loops."""
+"""Statistics over traces, against plain loops."""
 
 import sys
 from types import ModuleType
@@ -7,16 +7,16 @@ import numpy as np
 import pytest
 import torch
 
-import traces as made
+import traces
 from kvprune import NEVER, PruneError
-from kvprune.explain import Trace, speech
-from kvprune.explain.keys import keys_of, nearest, nearest_distance
-from kvprune.explain.pieces import kind
+from kvprune.explain import Trace, parts_of_speech
+from kvprune.explain.context_switch import TEXTS, across_context_switch, trace_texts
+from kvprune.explain.nearest_keys import keys_of, nearest_distance, nearest_keys
 from kvprune.explain.statistics import statistics
-from kvprune.explain.switch import TEXTS, read_switch, switch
+from kvprune.explain.token_text import token_kind
 
 L = 3
-TRACES = [made.random_trace(L, 40, seed=1), made.random_trace(L, 23, seed=2)]
+TRACES = [traces.random_trace(L, 40, seed=1), traces.random_trace(L, 23, seed=2)]
 
 
 def pairs(l):
@@ -58,12 +58,12 @@ def test_sparsity_and_distance(counted):
 
 def test_kept_by_kind_and_speech(counted):
     for name, kept in counted.kept_by_kind.items():
-        by_layer = [share(s for t, _, j, s in pairs(l) if kind(t.tokens[j]) == name)
+        by_layer = [share(s for t, _, j, s in pairs(l) if token_kind(t.tokens[j]) == name)
                     for l in range(L)]  # fmt: skip
         assert kept.by_layer == pytest.approx(by_layer)
         assert kept.share == pytest.approx(share(by_layer))
-        assert kept.tokens == sum(kind(token) == name for t in TRACES for token in t.tokens)
-    tags = {id(t): speech.tags(t.tokens) for t in TRACES}
+        assert kept.tokens == sum(token_kind(token) == name for t in TRACES for token in t.tokens)
+    tags = {id(t): parts_of_speech.tag_tokens(t.tokens) for t in TRACES}
     assert counted.kept_by_speech
     for name, kept in counted.kept_by_speech.items():
         by_layer = [share(s for t, _, j, s in pairs(l) if tags[id(t)][j] == name) for l in range(L)]
@@ -73,11 +73,11 @@ def test_kept_by_kind_and_speech(counted):
 def test_droppers(counted):
     total = sum(len(list(drops(l))) for l in range(L))
     for name, row in counted.droppers_by_kind.items():
-        counts = [sum(kind(t.tokens[s]) == name for t, _, s in drops(l)) for l in range(L)]
+        counts = [sum(token_kind(t.tokens[s]) == name for t, _, s in drops(l)) for l in range(L)]
         assert row.share == pytest.approx(sum(counts) / total)
         for l in range(L):
             assert row.by_layer[l] == pytest.approx(counts[l] / len(list(drops(l))))
-        want = sum(kind(token) == name for t in TRACES for token in t.tokens) / 63
+        want = sum(token_kind(token) == name for t in TRACES for token in t.tokens) / 63
         assert row.of_tokens == pytest.approx(want)
     first = next(iter(counted.top_droppers))
     by_text = [sum(t.tokens[s].strip() == first for t, _, s in drops(l)) for l in range(L)]
@@ -90,28 +90,28 @@ def test_positions_and_lifetimes(counted):
     for l in range(L):
         for b, first in enumerate(counted.positions):
             last = counted.positions[b + 1] if b + 1 < len(counted.positions) else 40
-            there = [t.drop_step[l, j] < NEVER for t in TRACES for j in range(first, last)
+            dropped = [t.drop_step[l, j] < NEVER for t in TRACES for j in range(first, last)
                      if j < len(t.tokens)]  # fmt: skip
-            assert counted.dropped_by_position[l][b] == pytest.approx(share(there))
+            assert counted.dropped_by_position[l][b] == pytest.approx(share(dropped))
         for b, got in enumerate(counted.lifetimes[l]):
             lived = sum(2**b <= step - j < 2 ** (b + 1) for _, j, step in drops(l))
             assert got == pytest.approx(lived / 63)
 
 
-def test_a_text_of_one_token():
-    one = statistics([made.random_trace(2, 1)])
+def test_text_of_one_token():
+    one = statistics([traces.random_trace(2, 1)])
     assert one.sparsity_by_layer == [0, 0]
     assert one.kept_by_kind == {}
     with pytest.raises(PruneError, match="no trace"):
         statistics([])
     with pytest.raises(PruneError, match="different layers"):
-        statistics([made.random_trace(2, 5), made.random_trace(3, 5)])
+        statistics([traces.random_trace(2, 5), traces.random_trace(3, 5)])
 
 
-def test_speech_is_that_of_the_word():
+def test_part_of_speech_is_that_of_the_word():
     tokens = ("The", " un", "believ", "able", " cat", " did", "n", "'t", " sleep", ".", " ", "",
               "😀", "\n", "Oz", "’", "s", " 12", " of", ' "')  # fmt: skip
-    tags = dict(zip(tokens, speech.tags(tokens), strict=True))
+    tags = dict(zip(tokens, parts_of_speech.tag_tokens(tokens), strict=True))
     assert tags["The"] == "determiner"
     assert tags[" un"] == tags["believ"] == tags["able"] == "adjective"
     assert tags[" cat"] == "noun"
@@ -122,8 +122,8 @@ def test_speech_is_that_of_the_word():
     assert tags[" of"] == "preposition"
 
 
-def test_spacy_tags_where_the_user_has_it(monkeypatch):
-    """Through the calls that spaCy 3.8 answers: a Doc of our words, pos_ of each token."""
+def test_spacy_is_used_if_installed(monkeypatch):
+    """With a stand-in for the calls of spaCy 3.8: a Doc of our words, pos_ of each token."""
 
     class Token:
         def __init__(self, word):
@@ -141,14 +141,14 @@ def test_spacy_tags_where_the_user_has_it(monkeypatch):
     tokens.Doc = lambda vocab, words: (vocab, words)
     for name, module in (("spacy", spacy), ("spacy.tokens", tokens)):
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(speech, "_has_spacy", lambda: True)
-    speech._tagger.cache_clear()
+    monkeypatch.setattr(parts_of_speech, "_has_spacy", lambda: True)
+    parts_of_speech._tagger.cache_clear()
     try:
-        assert speech.available()
-        found = speech.tags(("Dor", "othy", " saw", " it", ".", " did", "n’t"))
+        assert parts_of_speech.available()
+        tags = parts_of_speech.tag_tokens(("Dor", "othy", " saw", " it", ".", " did", "n’t"))
     finally:
-        speech._tagger.cache_clear()
-    assert found == ["name", "name", "verb", "other", "punctuation", "other", "adverb"]
+        parts_of_speech._tagger.cache_clear()
+    assert tags == ["name", "name", "verb", "other", "punctuation", "other", "adverb"]
 
 
 def test_nearest_distance_against_loops():
@@ -164,8 +164,8 @@ def test_nearest_distance_against_loops():
     assert alone[1] < torch.inf
 
 
-def test_keys_are_those_of_the_cache():
-    pruned = made.pruned_model("llama")
+def test_keys_equal_those_in_the_cache():
+    pruned = traces.pruned_model("llama")
     ids = list(range(5, 45))
     keys, step = keys_of(pruned, ids)
     assert torch.equal(step, pruned.trace(ids)[:, 0])
@@ -180,31 +180,31 @@ def test_keys_are_those_of_the_cache():
 
 
 @pytest.mark.parametrize("among_kept", [False, True])
-def test_nearest_is_told_apart_by_what_was_dropped(among_kept):
-    pruned = made.pruned_model("llama")
+def test_nearest_keys_of_dropped_and_kept_tokens(among_kept):
+    pruned = traces.pruned_model("llama")
     rows = [list(range(5, 45)), list(range(50, 80))]
-    found = nearest(pruned, rows, among_kept)
-    assert sum(found.dropped) == pytest.approx(1)
-    assert sum(found.kept) == pytest.approx(1)
+    got = nearest_keys(pruned, rows, among_kept)
+    assert sum(got.dropped) == pytest.approx(1)
+    assert sum(got.kept) == pytest.approx(1)
     for layer in range(3):
-        gone, stay = [], []
+        dropped_distances, kept_distances = [], []
         for ids in rows:
             keys, step = keys_of(pruned, ids)
             kept = step[layer] == NEVER
             assert not kept.all()
             candidates = kept if among_kept else torch.ones_like(kept)
             distance = nearest_distance(keys[layer], candidates)
-            gone += distance[~kept].tolist()
-            stay += distance[kept].tolist()
-        assert found.mean_dropped[layer] == pytest.approx(share(gone))
-        assert found.mean_kept[layer] == pytest.approx(share(stay))
+            dropped_distances += distance[~kept].tolist()
+            kept_distances += distance[kept].tolist()
+        assert got.mean_dropped[layer] == pytest.approx(share(dropped_distances))
+        assert got.mean_kept[layer] == pytest.approx(share(kept_distances))
 
 
-def test_switch_against_loops():
-    trace = made.random_trace(2, 30)
+def test_context_switch_against_loops():
+    trace = traces.random_trace(2, 30)
     starts = [0, 11, 20]
     by_distance = np.random.default_rng(0).random((2, 29)).tolist()
-    got = switch(trace, starts, by_distance)
+    got = across_context_switch(trace, starts, by_distance)
     text_of = [0] * 11 + [1] * 9 + [2] * 10
     for l in range(2):
         sees = {True: [], False: []}
@@ -218,15 +218,15 @@ def test_switch_against_loops():
         assert got.across[l] == pytest.approx(share(sees[False]))
         assert got.expected[l] == pytest.approx(share(expected))
     with pytest.raises(PruneError, match="longer rows"):
-        switch(trace, starts, [[0.5] * 5] * 2)
+        across_context_switch(trace, starts, [[0.5] * 5] * 2)
 
 
-def test_texts_are_joined_at_their_starts():
-    pruned, tok = made.pruned_model(), made.tokenizer()
-    trace, starts = read_switch(pruned, tok, ["One two.", "Three four.", "Five."])
+def test_texts_of_the_switch_are_joined():
+    pruned, tok = traces.pruned_model(), traces.tokenizer()
+    trace, starts = trace_texts(pruned, tok, ["One two.", "Three four.", "Five."])
     assert trace.text == "One two.\n\nThree four.\n\nFive."
     assert "".join(trace.tokens[: starts[1]]) == "One two."
     with pytest.raises(PruneError, match="two or more"):
-        read_switch(pruned, tok, ["One."])
+        trace_texts(pruned, tok, ["One."])
     assert isinstance(trace, Trace)
     assert len(TEXTS) == 3

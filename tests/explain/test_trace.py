@@ -1,4 +1,4 @@
-"""The record of a text: against the cache, the masked forward pass and plain loops."""
+"""Traces against the cache, the masked forward pass and plain loops."""
 
 import json
 
@@ -8,21 +8,21 @@ import pytest
 import torch
 
 import kvprune
-import traces as made
+import traces
 from kvprune import NEVER, PruneError
 from kvprune.explain import Trace
-from kvprune.explain.pieces import KINDS, kind, pieces
+from kvprune.explain.token_text import KINDS, token_kind, token_texts
 
 SPLIT = "naïve 😀 — שלום, 世界! 👩‍👩‍👧"
 
 
 @pytest.fixture(scope="module")
 def tok():
-    return made.tokenizer()
+    return traces.tokenizer()
 
 
 @pytest.fixture(autouse=True)
-def _end_token(tok):
+def _restore_end_token(tok):
     before = tok.eos_token_id
     yield
     tok.eos_token_id = before
@@ -30,26 +30,26 @@ def _end_token(tok):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("options", [{}, {"depth_tied": True}, {"protect_recent": 3}])
-def test_a_text_is_traced_as_the_masked_forward_pass_drops(tok, family, options):
-    pruned = made.pruned_model(family, **options)
-    trace = Trace.from_text(pruned, tok, made.TEXT)
-    assert trace.text == made.TEXT
-    want = pruned.trace(tok(made.TEXT).input_ids)[:, 0].numpy()
+def test_trace_of_text_equals_masked_forward_pass(tok, family, options):
+    pruned = traces.pruned_model(family, **options)
+    trace = Trace.from_text(pruned, tok, traces.TEXT)
+    assert trace.text == traces.TEXT
+    want = pruned.trace(tok(traces.TEXT).input_ids)[:, 0].numpy()
     assert (want < NEVER).any()
     assert np.array_equal(trace.drop_step, want)
 
 
 @pytest.mark.parametrize("config", [kvprune.LocalConfig(4), kvprune.TovaConfig(9)])
-def test_baselines_leave_a_trace_too(tok, config):
-    pruned = kvprune.attach(made.zoo.make("gpt2", vocab_size=made.VOCAB), config)
-    trace = Trace.from_text(pruned, tok, made.TEXT)
+def test_trace_of_baselines(tok, config):
+    pruned = kvprune.attach(traces.zoo.make("gpt2", vocab_size=traces.VOCAB), config)
+    trace = Trace.from_text(pruned, tok, traces.TEXT)
     want = pruned.trace(list(trace.ids))[:, 0].numpy()
     assert np.array_equal(trace.drop_step, np.where(want < len(trace.ids), want, NEVER))
 
 
-def test_generation_is_traced_token_by_token(tok):
-    """What a step of generation holds in its cache is what the trace says, for every row."""
-    pruned, held = made.pruned_model("llama"), []
+def test_trace_of_generation_equals_cache_at_every_step(tok):
+    """The tokens in the cache at every step and row are those that the trace keeps."""
+    pruned, held = traces.pruned_model("llama"), []
 
     def watch(ids, scores):
         slots = [store.table.get() for store in cache.stores]
@@ -57,7 +57,7 @@ def test_generation_is_traced_token_by_token(tok):
         held.append([[set(s.token[b][s.valid[b]].tolist()) for s in slots] for b in rows])
         return scores
 
-    texts = [made.TEXT, "Once upon a time", "A"]
+    texts = [traces.TEXT, "Once upon a time", "A"]
     tok.pad_token = tok.eos_token
     inputs = tok(texts, return_tensors="pt", padding=True, padding_side="left")
     cache = kvprune.PrunedCache(pruned, record=True)
@@ -65,8 +65,8 @@ def test_generation_is_traced_token_by_token(tok):
         **inputs, max_new_tokens=30, do_sample=False, past_key_values=cache, pad_token_id=0,
         return_dict_in_generate=True, logits_processor=[watch],
     )  # fmt: skip
-    traces = Trace.from_generate(out, tok, inputs.input_ids, inputs.attention_mask)
-    for row, trace in enumerate(traces):
+    row_traces = Trace.from_generate(out, tok, inputs.input_ids, inputs.attention_mask)
+    for row, trace in enumerate(row_traces):
         assert trace.prompt == int(inputs.attention_mask[row].sum())
         assert trace.text == texts[row] + tok.decode(
             out.sequences[row, inputs.input_ids.shape[1] :]
@@ -76,34 +76,34 @@ def test_generation_is_traced_token_by_token(tok):
             for layer, tokens in enumerate(rows[row]):
                 step = trace.drop_step[layer, :read]
                 assert tokens == {j for j, i in enumerate(step.tolist()) if i >= read}
-    assert (traces[0].drop_step < NEVER).any()
+    assert (row_traces[0].drop_step < NEVER).any()
 
 
-def test_a_row_ends_at_its_end_token(tok):
-    pruned = made.pruned_model()
-    free, inputs = made.generated(pruned, tok, [made.TEXT, "Why"])
+def test_row_ends_at_its_end_token(tok):
+    pruned = traces.pruned_model()
+    free, inputs = traces.generate_batch(pruned, tok, [traces.TEXT, "Why"])
     length = inputs.input_ids.shape[1]
-    # an end token that the second row writes early
+    # a token that the second row generates early
     end = int(free.sequences[1, length + 4])
     first = free.sequences[1, length:].tolist().index(end) + 1
     tok.eos_token_id = end
-    out, inputs = made.generated(pruned, tok, [made.TEXT, "Why"], eos_token_id=end)
+    out, inputs = traces.generate_batch(pruned, tok, [traces.TEXT, "Why"], eos_token_id=end)
     trace = Trace.from_generate(out, tok, inputs.input_ids, inputs.attention_mask)[1]
     assert len(trace.ids) == trace.prompt + first
     want = pruned.trace(list(trace.ids))[:, 0]
-    # the end token itself was read only if the batch went on
+    # the end token was processed, since the other row continued
     assert np.array_equal(trace.drop_step, want.numpy())
 
 
 def test_beams_are_refused(tok):
-    pruned = made.pruned_model()
-    out, inputs = made.generated(pruned, tok, ["Why"], new=3, num_beams=2)
+    pruned = traces.pruned_model()
+    out, inputs = traces.generate_batch(pruned, tok, ["Why"], new=3, num_beams=2)
     with pytest.raises(PruneError, match="from_ids"):
         Trace.from_generate(out, tok, inputs.input_ids)
 
 
 def test_kept_sparsity_and_mask_against_loops():
-    trace = made.random_trace(3, 40)
+    trace = traces.random_trace(3, 40)
     for l, step in enumerate(trace.drop_step.tolist()):
         mask = trace.visible(l)
         for k in range(40):
@@ -115,12 +115,12 @@ def test_kept_sparsity_and_mask_against_loops():
             assert trace.dropped_by(k, l) == [j for j in range(40) if step[j] == k]
 
 
-def test_bytes_are_those_of_the_cache(tok):
-    pruned = made.pruned_model("llama")
+def test_bytes_equal_those_of_the_cache(tok):
+    pruned = traces.pruned_model("llama")
     cache = kvprune.PrunedCache(pruned)
-    ids = torch.tensor([tok(made.TEXT).input_ids])
+    ids = torch.tensor([tok(traces.TEXT).input_ids])
     pruned.model(ids, past_key_values=cache)
-    trace = Trace.from_text(pruned, tok, made.TEXT)
+    trace = Trace.from_text(pruned, tok, traces.TEXT)
     T = ids.shape[1]
     assert len(trace.layers) * T * trace.dense_bytes == cache.dense_nbytes
     slots = sum(store.table.capacity for store in cache.stores)
@@ -128,9 +128,9 @@ def test_bytes_are_those_of_the_cache(tok):
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.npz"])
-def test_saved_and_loaded(tmp_path, name):
+def test_save_and_load(tmp_path, name):
     tokens = ("</script>", "\u2028", "", "😀", "\n")
-    trace = made.random_trace(2, 5, tokens=tokens)
+    trace = traces.random_trace(2, 5, tokens=tokens)
     again = Trace.load(trace.save(tmp_path / "new" / name))
     assert np.array_equal(again.drop_step, trace.drop_step)
     assert again.drop_step.dtype == np.int32
@@ -139,11 +139,11 @@ def test_saved_and_loaded(tmp_path, name):
     assert list((tmp_path / "new").iterdir()) == [tmp_path / "new" / name]
 
 
-def test_what_cannot_be_loaded_is_named(tmp_path):
+def test_loading_a_damaged_file_names_it(tmp_path):
     with pytest.raises(PruneError, match="does not exist"):
         Trace.load(tmp_path / "none.json")
     with pytest.raises(PruneError, match=r"\.json nor in \.npz"):
-        made.random_trace(1, 2).save(tmp_path / "t.txt")
+        traces.random_trace(1, 2).save(tmp_path / "t.txt")
     for name, text, message in [
         ("a.json", "{", "a.json"), ("b.npz", "x", "b.npz"), ("c.json", "[1]", "c.json"),
         ("d.json", "{}", "format 1"),
@@ -151,7 +151,7 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
         (tmp_path / name).write_text(text)
         with pytest.raises(PruneError, match=message):
             Trace.load(tmp_path / name)
-    values = made.random_trace(2, 5).to_dict()
+    values = traces.random_trace(2, 5).to_dict()
     for change, message in [
         ({"drop_step": [[1, 2, 3, 4, -1]]}, "shape"),
         ({"drop_step": [[0, 2, 3, 4, -1], [-1] * 5]}, "only a later token"),
@@ -163,8 +163,8 @@ def test_what_cannot_be_loaded_is_named(tmp_path):
             Trace.load(tmp_path / "e.json")
 
 
-def test_table():
-    trace = made.random_trace(2, 12)
+def test_to_pandas():
+    trace = traces.random_trace(2, 12)
     table = trace.to_pandas()
     assert len(table) == 24
     for row in table.itertuples():
@@ -178,31 +178,31 @@ def test_table():
             assert row.dropper == trace.tokens[step]
 
 
-def test_characters_of_several_tokens(tok):
+def test_texts_of_tokens_that_split_a_character(tok):
     ids = tok(SPLIT).input_ids
-    made_pieces = pieces(tok, ids)
-    assert "".join(made_pieces) == SPLIT
-    assert "" in made_pieces
-    assert "😀" in made_pieces
-    assert not any("�" in piece for piece in made_pieces)
-    # a text that ends within a character says so
-    cut = ids[: made_pieces.index("😀")]
-    assert "".join(pieces(tok, cut)).endswith("�")
+    texts = token_texts(tok, ids)
+    assert "".join(texts) == SPLIT
+    assert "" in texts
+    assert "😀" in texts
+    assert not any("�" in text for text in texts)
+    # a text that ends within a character shows it
+    cut = ids[: texts.index("😀")]
+    assert "".join(token_texts(tok, cut)).endswith("�")
 
 
-def test_kinds():
+def test_token_kinds():
     want = {
         ",": "punctuation", ' "': "punctuation", "...": "punctuation", "\n": "line break",
         " the": "word", "ing": "part of a word", " 12": "number", "<|endoftext|>": "other",
         "": "other", " ": "other", "€": "punctuation", "</s>": "other", "<": "punctuation",
         "שלום": "part of a word",
     }  # fmt: skip
-    assert {piece: kind(piece) for piece in want} == want
+    assert {token: token_kind(token) for token in want} == want
     assert set(want.values()) == set(KINDS)
 
 
-def test_odd_texts(tok):
-    pruned = made.pruned_model()
+def test_empty_short_and_too_long_texts(tok):
+    pruned = traces.pruned_model()
     with pytest.raises(PruneError, match="empty"):
         Trace.from_text(pruned, tok, "")
     one = Trace.from_text(pruned, tok, "a")

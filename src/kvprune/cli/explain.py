@@ -1,4 +1,4 @@
-"""kvprune explain: see what a model forgets, when, and because of which token."""
+"""kvprune explain: see which tokens a model drops, when, and which token dropped them."""
 
 from __future__ import annotations
 
@@ -17,63 +17,63 @@ if TYPE_CHECKING:
 
 def explain(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    text: Annotated[str | None, typer.Argument(help="To read; - or none: stdin.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
-    write: Annotated[int, typer.Option(help="So many tokens the model goes on with.", min=0)] = 0,
-    sample: Annotated[bool, typer.Option(help="Draw tokens instead of taking the best.")] = False,
-    seed: Annotated[int, typer.Option(help="Of drawing.")] = 0,
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("explain.html"),
-    title: Annotated[str, typer.Option(help="Of the page.")] = "",
-    save: Annotated[Path | None, typer.Option(help="Keep the trace as .json or .npz.")] = None,
-    animate: Annotated[Path | None, typer.Option(help="A moving picture as .svg.")] = None,
+    text: Annotated[str | None, typer.Argument(help="Text to read; stdin if - or omitted.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    write: Annotated[int, typer.Option(help="Tokens to generate after the text.", min=0)] = 0,
+    sample: Annotated[bool, typer.Option(help="Sample tokens instead of greedy decoding.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    out: Annotated[Path, typer.Option(help="HTML page to write.")] = Path("explain.html"),
+    title: Annotated[str, typer.Option(help="Title of the page.")] = "",
+    save: Annotated[Path | None, typer.Option(help="Also save the trace as .json or .npz.")] = None,
+    animate: Annotated[Path | None, typer.Option(help="Also write an animation as .svg.")] = None,
     layer: Annotated[
-        int | None, typer.Option(help="That the picture shows; else the one that drops most.")
+        int | None, typer.Option(help="Layer of the animation; default: the one that drops most.")
     ] = None,
     corpus: Annotated[
         list[str] | None,
-        typer.Option(help="Count over texts instead: files, folders, hub datasets; repeatable."),
+        typer.Option(help="Statistics of files, folders or hub datasets instead; repeatable."),
     ] = None,
-    rows: Annotated[int, typer.Option(help="So many pieces of the corpus.", min=1)] = 32,
-    length: Annotated[int, typer.Option(help="Tokens of a piece.", min=2)] = 512,
+    rows: Annotated[int, typer.Option(help="Rows of the corpus to read.", min=1)] = 32,
+    length: Annotated[int, typer.Option(help="Tokens per row.", min=2)] = 512,
     switch: Annotated[
         list[Path] | None,
-        typer.Option(help="Files of the context switch, two or more; else the paper's texts."),
+        typer.Option(help="Two or more files for the context switch; default: the paper's texts."),
     ] = None,
-    figures: Annotated[Path, typer.Option(help="The folder of the counts and figures.")] = Path(
+    figures: Annotated[Path, typer.Option(help="Folder for statistics and figures.")] = Path(
         "explain"
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a page on which to explore what each layer forgot of a text.
+    """Write a page to explore what each layer drops from a text.
 
-    With --corpus: count over many texts what is forgotten, and draw the paper's figures.
+    With --corpus: collect statistics over many texts and draw the paper's figures.
     """
     if corpus:
-        _study(model, adapter, corpus, rows, length, switch, figures, as_json)
+        _study_corpus(model, adapter, corpus, rows, length, switch, figures, as_json)
         return
-    given = sys.stdin.read() if text in (None, "-") else str(text)
+    prompt = sys.stdin.read() if text in (None, "-") else str(text)
 
     import torch
 
     from kvprune.adapters.loading import load
-    from kvprune.explain.read import trace
+    from kvprune.explain.prompt import trace_prompt
 
     quiet()
     loaded = load(model, adapter, merge=True)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     torch.manual_seed(seed)
-    made = trace(pruned, tokenizer, given, write, do_sample=sample)
-    files = {"page": made.to_html(out, title)}
+    trace = trace_prompt(pruned, tokenizer, prompt, write, do_sample=sample)
+    files = {"page": trace.to_html(out, title)}
     if save is not None:
-        files["trace"] = made.save(save)
+        files["trace"] = trace.save(save)
     if animate is not None:
         from kvprune.explain.animation import animate as write_animation
 
-        files["animation"] = write_animation(made, animate, layer)
-    _show(made, files, as_json)
+        files["animation"] = write_animation(trace, animate, layer)
+    _print_summary(trace, files, as_json)
 
 
-def _study(
+def _study_corpus(
     model: str,
     adapter: str | None,
     corpus: list[str],
@@ -85,26 +85,26 @@ def _study(
 ) -> None:
     from kvprune.adapters.loading import load
     from kvprune.explain import figures
-    from kvprune.explain.study import study
-    from kvprune.explain.switch import TEXTS
+    from kvprune.explain.context_switch import TEXTS
+    from kvprune.explain.corpus_study import study_corpus
 
     quiet()
     loaded = load(model, adapter, merge=True)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    texts = tuple(_read(file) for file in switch) if switch else TEXTS
-    made = study(pruned, tokenizer, corpus, length, rows, texts)
-    files = [made.save(folder / "forgetting.json"), *figures.save(made, folder)]
+    texts = tuple(_read_text(file) for file in switch) if switch else TEXTS
+    study = study_corpus(pruned, tokenizer, corpus, length, rows, texts)
+    files = [study.save(folder / "forgetting.json"), *figures.save(study, folder)]
     if as_json:
-        print(json.dumps(made.to_plain()))
+        print(json.dumps(study.to_plain()))
         return
     for file in files:
         print(file)
-    for name, row in made.statistics.droppers_by_kind.items():
+    for name, row in study.statistics.droppers_by_kind.items():
         share = f"{row.share:6.1%} of drops, {row.of_tokens:6.1%} of tokens"
         print(f"{name:15} {share}", file=sys.stderr)
 
 
-def _read(file: Path) -> str:
+def _read_text(file: Path) -> str:
     from kvprune.errors import PruneError
 
     try:
@@ -113,11 +113,11 @@ def _read(file: Path) -> str:
         raise PruneError(f"cannot read {file}: {error}; give a file of plain text") from error
 
 
-def _show(made: Trace, files: dict[str, Path], as_json: bool) -> None:
-    sparsity = made.sparsity[:, -1]
+def _print_summary(trace: Trace, files: dict[str, Path], as_json: bool) -> None:
+    sparsity = trace.sparsity[:, -1]
     about: dict[str, Any] = {
-        "tokens": len(made.tokens),
-        "layers": list(made.layers),
+        "tokens": len(trace.tokens),
+        "layers": list(trace.layers),
         "sparsity": float(sparsity.mean()),
         "sparsity_by_layer": sparsity.tolist(),
         **{name: str(file) for name, file in files.items()},
@@ -127,7 +127,7 @@ def _show(made: Trace, files: dict[str, Path], as_json: bool) -> None:
         return
     for file in files.values():
         print(file)
-    gone = f"{about['tokens']} tokens; {about['sparsity']:.0%} of the context is gone at the end"
-    print(gone, file=sys.stderr)
+    line = f"{about['tokens']} tokens; {about['sparsity']:.0%} of the context is dropped at the end"
+    print(line, file=sys.stderr)
     if not sparsity.any():
-        print("nothing was dropped: is this model trained to prune?", file=sys.stderr)
+        print("nothing was dropped; was this model trained to prune?", file=sys.stderr)

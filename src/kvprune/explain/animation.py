@@ -1,4 +1,4 @@
-"""A reading as a moving picture: one SVG that READMEs and slides can show."""
+"""An animated SVG of a text being read, for READMEs and slides."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvprune.explain.trace import Trace
 from kvprune.ops.timeline import NEVER
 from kvprune.utils.files import write_atomically
 
-# a monospaced character is 0.6 em wide in every common font; textLength makes it so in the others
+# monospaced characters are 0.6 em wide in common fonts; textLength enforces it in the others
 SIZE, CHARACTER, LINE, MARGIN, COLUMNS = 15, 9.0, 26, 24, 84
-PAUSE = 0.2  # of the whole, at the end, to look at what is left
+PAUSE = 0.2  # share of the duration for which the end is shown
 STYLE = """
   :root { --ink: #1f2430; --quiet: #6b7280; --accent: #2f6f6a; --tint: #d9e6e4; --empty: #e7e4de;
     --paper: #fbfaf8 }
@@ -33,8 +33,8 @@ STYLE = """
 
 
 @dataclass(frozen=True)
-class Placed:
-    """Where a token stands: a box of so many characters in a line."""
+class PlacedToken:
+    """Where a token is drawn: `width` cells from `column` of a line."""
 
     column: int
     line: int
@@ -45,32 +45,32 @@ class Placed:
 def animate(
     trace: Trace, path: str | Path, layer: int | None = None, seconds: float | None = None
 ) -> Path:
-    """Write the SVG: tokens appear as they are read and fade as one layer drops them.
+    """Write the SVG: tokens appear as they are read and fade when the layer drops them.
 
-    layer: its number in the model; by default the one that drops most. Without motion, where a
-    reader has asked for none, it shows the end.
+    layer: its index in the model; by default the one that drops most. For readers who prefer
+    reduced motion it shows the end.
     """
     file = Path(path)
     if file.suffix != ".svg":
-        raise PruneError(f"{file} does not end in .svg; the animation is one")
+        raise PruneError(f"{file} does not end in .svg; the animation is an SVG file")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, draw(trace, layer, seconds).encode())
+    write_atomically(file, render(trace, layer, seconds).encode())
     return file
 
 
-def draw(trace: Trace, layer: int | None = None, seconds: float | None = None) -> str:
+def render(trace: Trace, layer: int | None = None, seconds: float | None = None) -> str:
     """The SVG as text."""
     if layer is None:
-        place = int(trace.sparsity.mean(1).argmax())
+        index = int(trace.sparsity.mean(1).argmax())
     elif layer in trace.layers:
-        place = trace.layers.index(layer)
+        index = trace.layers.index(layer)
     else:
         raise PruneError(f"layer {layer} is not in the trace; it has {trace.layers}")
     T = len(trace.tokens)
     seconds = seconds or min(40.0, 4 + T / 8)
     if not seconds > 0:
         raise PruneError(f"seconds={seconds} must be more than 0")
-    # when token k is read, as a share of the whole; the end is held for a while
+    # when token k is read, in percent of the duration
     moment = np.arange(T + 1) / max(T, 1) * (1 - PAUSE) * 100
     placed = place_tokens(trace.tokens)
     height = (max(token.line for token in placed) + 1) * LINE + 2 * MARGIN + 52
@@ -79,13 +79,13 @@ def draw(trace: Trace, layer: int | None = None, seconds: float | None = None) -
     for j, token in enumerate(placed):
         if not token.text:
             continue
-        step = int(trace.drop_step[place, j])
-        keyframes += _life(j, moment[j], moment[step] if step < NEVER else None)
-        tokens.append(_token(j, token, step < NEVER))
-    kept = trace.kept[place] / T
-    keyframes.append(_growth("dense", moment, (np.arange(T) + 1) / T))
-    keyframes.append(_growth("kept", moment, kept))
-    about = f"layer {trace.layers[place]} holds {trace.kept[place, -1]} of {T} tokens at the end"
+        step = int(trace.drop_step[index, j])
+        keyframes += _token_keyframes(j, moment[j], moment[step] if step < NEVER else None)
+        tokens.append(_token_group(j, token, step < NEVER))
+    kept = trace.kept[index] / T
+    keyframes.append(_bar_keyframes("dense", moment, (np.arange(T) + 1) / T))
+    keyframes.append(_bar_keyframes("kept", moment, kept))
+    about = f"layer {trace.layers[index]} holds {trace.kept[index, -1]} of {T} tokens at the end"
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" '
         f'width="{width:.0f}" role="img" aria-label="A text being read: {about}">'
@@ -95,36 +95,36 @@ def draw(trace: Trace, layer: int | None = None, seconds: float | None = None) -
     )
 
 
-def place_tokens(tokens: tuple[str, ...]) -> list[Placed]:
-    """Break the text into lines between words, as a page would."""
-    placed: list[Placed] = []
+def place_tokens(tokens: tuple[str, ...]) -> list[PlacedToken]:
+    """Lay out the text in lines, broken between words."""
+    placed: list[PlacedToken] = []
     column = line = 0
     for i, token in enumerate(tokens):
-        # XML has no control characters
+        # XML does not allow control characters
         shown = "".join(c for c in token.replace("\t", " ") if unicodedata.category(c) != "Cc")
         breaks = token.count("\n")
         if breaks and not shown:
-            # an empty line for a paragraph, and no more
+            # at most one empty line between paragraphs
             line, column = line + min(breaks, 2), 0
-            placed.append(Placed(0, line, 0, ""))
+            placed.append(PlacedToken(0, line, 0, ""))
             continue
-        width = cells(shown)
-        word = width + sum(cells(part) for part in _rest_of_word(tokens, i))
-        starts_word = not _continues(tokens, i)
+        width = cell_width(shown)
+        word = width + sum(cell_width(part) for part in _rest_of_word(tokens, i))
+        starts_word = not _continues_word(tokens, i)
         if column and column + (min(word, COLUMNS) if starts_word else width) > COLUMNS:
             line, column = line + 1, 0
         if column == 0 and shown.startswith(" "):
             shown = shown[1:]
-            width = cells(shown)
-        placed.append(Placed(column, line, width, shown))
+            width = cell_width(shown)
+        placed.append(PlacedToken(column, line, width, shown))
         column += width
         if breaks:
             line, column = line + 1, 0
     return placed
 
 
-def cells(text: str) -> int:
-    """How many character cells a text takes: wide characters two, combining marks none."""
+def cell_width(text: str) -> int:
+    """The number of character cells: two for wide characters, none for combining marks."""
     return sum(
         0 if unicodedata.combining(c) or unicodedata.category(c) == "Cf"
         else 2 if unicodedata.east_asian_width(c) in "WF" else 1
@@ -132,7 +132,7 @@ def cells(text: str) -> int:
     )  # fmt: skip
 
 
-def _continues(tokens: tuple[str, ...], i: int) -> bool:
+def _continues_word(tokens: tuple[str, ...], i: int) -> bool:
     return i > 0 and not tokens[i][:1].isspace() and not tokens[i - 1][-1:].isspace()
 
 
@@ -145,26 +145,26 @@ def _rest_of_word(tokens: tuple[str, ...], i: int) -> list[str]:
     return rest
 
 
-def _life(j: int, read: float, dropped: float | None) -> list[str]:
-    """Keyframes of one token: not yet, there, and, if it is dropped, faint from then on."""
-    there, end = f"{read:.2f}%", "100%"
-    text = f"{there},{end}{{opacity:1}}"
-    box = f"{there}{{opacity:1;fill:var(--accent)}}{read + 1:.2f}%{{fill:var(--tint)}}"
+def _token_keyframes(j: int, read: float, dropped: float | None) -> list[str]:
+    """Keyframes of one token: hidden, shown when read, and faint once it is dropped."""
+    start, end = f"{read:.2f}%", "100%"
+    text = f"{start},{end}{{opacity:1}}"
+    box = f"{start}{{opacity:1;fill:var(--accent)}}{read + 1:.2f}%{{fill:var(--tint)}}"
     if dropped is None:
         box += f"{end}{{opacity:1}}"
     else:
         last, faint = f"{dropped:.2f}%", f"{min(dropped + 1.5, 100):.2f}%"
-        text = f"{there},{last}{{opacity:1}}{faint},{end}{{opacity:.28}}"
+        text = f"{start},{last}{{opacity:1}}{faint},{end}{{opacity:.28}}"
         box += f"{last}{{opacity:1}}{faint},{end}{{opacity:0}}"
     before = f"0%,{max(read - 0.01, 0):.2f}%{{opacity:0}}" if read else ""
     return [f"@keyframes t{j}{{{before}{text}}}@keyframes b{j}{{{before}{box}}}\n"]
 
 
-def _token(j: int, token: Placed, gone: bool) -> str:
+def _token_group(j: int, token: PlacedToken, dropped: bool) -> str:
     x, y = MARGIN + token.column * CHARACTER, MARGIN + token.line * LINE
     width = token.width * CHARACTER
     length = f' textLength="{width:.1f}" lengthAdjust="spacingAndGlyphs"' if token.width else ""
-    name = ' class="gone"' if gone else ""
+    name = ' class="gone"' if dropped else ""
     return (
         f"<g{name}>"
         f'<rect class="box" style="--n:b{j}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" '
@@ -174,10 +174,10 @@ def _token(j: int, token: Placed, gone: bool) -> str:
     )
 
 
-def _growth(name: str, moment: np.ndarray, shares: np.ndarray) -> str:
-    """A bar that is so long when each token has been read; at most 120 stops."""
-    chosen = sorted({*np.linspace(0, len(shares) - 1, 120).astype(int).tolist()})
-    stops = [f"{moment[k]:.2f}%{{transform:scaleX({shares[k]:.4f})}}" for k in chosen]
+def _bar_keyframes(name: str, moment: np.ndarray, shares: np.ndarray) -> str:
+    """Keyframes of a bar whose length follows `shares`, with at most 120 stops."""
+    sampled = sorted({*np.linspace(0, len(shares) - 1, 120).astype(int).tolist()})
+    stops = [f"{moment[k]:.2f}%{{transform:scaleX({shares[k]:.4f})}}" for k in sampled]
     stops.append(f"100%{{transform:scaleX({shares[-1]:.4f})}}")
     return f"@keyframes {name}{{{''.join(stops)}}}\n"
 
@@ -185,8 +185,8 @@ def _growth(name: str, moment: np.ndarray, shares: np.ndarray) -> str:
 def _bars(width: float, height: float, about: str, kept: float) -> str:
     room, left, top = width - 2 * MARGIN - 120, MARGIN + 120, height - 52
     rows = []
-    both = (("a dense cache", "dense", 1.0), ("this layer", "kept", kept))
-    for i, (name, css, share) in enumerate(both):
+    bars = (("a dense cache", "dense", 1.0), ("this layer", "kept", kept))
+    for i, (name, css, share) in enumerate(bars):
         y = top + 18 * i
         rows.append(
             f'<text class="label" x="{MARGIN}" y="{y + 9}">{name}</text>'

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvprune.errors import PruneError
+from kvprune.explain.corpus_study import Study
 from kvprune.explain.statistics import Statistics
-from kvprune.explain.study import Study
 from kvprune.explain.trace import Trace
 from kvprune.utils.files import write_atomically
 

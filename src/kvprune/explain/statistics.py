@@ -1,4 +1,4 @@
-"""What a model forgets in general: counts over many traces."""
+"""Statistics of what a model drops, over many traces."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kvprune.errors import PruneError
-from kvprune.explain import speech
-from kvprune.explain.pieces import KINDS, kind
+from kvprune.explain import parts_of_speech
+from kvprune.explain.token_text import KINDS, token_kind
 from kvprune.explain.trace import Trace
 from kvprune.ops.timeline import NEVER
 
@@ -20,7 +20,7 @@ BINS = 32
 
 @dataclass(frozen=True)
 class Kept:
-    """How long the tokens of one class stay: the share of later tokens that still see them."""
+    """How long the tokens of one class are kept: the share of later tokens that still see them."""
 
     share: float
     by_layer: list[float]
@@ -29,16 +29,16 @@ class Kept:
 
 @dataclass(frozen=True)
 class Droppers:
-    """How much of all dropping the tokens of one class cause, and how common they are."""
+    """The share of all drops that the tokens of one class cause, and how common they are."""
 
     share: float
     by_layer: list[float]  # 0 in a layer that drops nothing
-    of_tokens: float
+    of_tokens: float  # their share of all tokens
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """All that is counted, over pairs of a token and a later one where it says share."""
+    """All statistics; a share that is kept is of the pairs of a token and a later one."""
 
     texts: int
     tokens: int
@@ -48,25 +48,26 @@ class Statistics:
     kept_by_speech: dict[str, Kept]  # empty without a tagger
     kept_by_kind: dict[str, Kept]
     droppers_by_kind: dict[str, Droppers]
-    top_droppers: dict[str, Droppers]  # by the token's text, spaces around it taken off
-    dropped_by_position: list[list[float]]  # (L, bins): share dropped by the end of its text
+    top_droppers: dict[str, Droppers]  # by the token's text without surrounding spaces
+    dropped_by_position: list[list[float]]  # (L, bins): share dropped by the end of the text
     positions: list[int]  # where each bin starts
-    lifetimes: list[list[float]]  # (L, 2^b ≤ lifetime < 2^(b+1)), shares of all tokens
-    kept_by_distance: list[list[float]]  # (L, distance − 1): share that still sees so far back
+    lifetimes: list[list[float]]  # (L, b): share of tokens with 2^b ≤ lifetime < 2^(b+1)
+    kept_by_distance: list[list[float]]  # (L, distance − 1): share of pairs still seen
 
 
 def statistics(traces: Sequence[Trace], top: int = 12) -> Statistics:
-    """Count over traces of the same layers."""
+    """Count over traces of the same model; they must have the same layers."""
     if not traces:
-        raise PruneError("there is no trace to count; give at least one text")
+        raise PruneError("there are no traces to count; give at least one text")
     layers = traces[0].layers
     if any(trace.layers != layers for trace in traces):
-        raise PruneError("the traces are of different layers; count those of one model at a time")
-    kinds = [[kind(token) for token in trace.tokens] for trace in traces]
+        raise PruneError("the traces have different layers; count those of one model at a time")
+    kinds = [[token_kind(token) for token in trace.tokens] for trace in traces]
     stripped = [[token.strip() or repr(token)[1:-1] for token in t.tokens] for t in traces]
     by_token = _droppers(traces, stripped)
     busiest = sorted(by_token, key=lambda name: -by_token[name].share)[:top]
-    parts = [speech.tags(trace.tokens) for trace in traces] if speech.available() else []
+    tagged = parts_of_speech.available()
+    parts = [parts_of_speech.tag_tokens(trace.tokens) for trace in traces] if tagged else []
     positions, dropped = _by_position(traces)
     return Statistics(
         texts=len(traces),
@@ -74,7 +75,7 @@ def statistics(traces: Sequence[Trace], top: int = 12) -> Statistics:
         layers=list(layers),
         sparsity_by_layer=_sparsity(traces),
         drops_by_layer=sum((t.drop_step < NEVER).sum(1) for t in traces).tolist(),
-        kept_by_speech=_kept(traces, parts) if parts else {},
+        kept_by_speech=_kept(traces, parts) if tagged else {},
         kept_by_kind=_kept(traces, kinds),
         droppers_by_kind={k: d for k in KINDS if (d := _droppers(traces, kinds).get(k))},
         top_droppers={name: by_token[name] for name in busiest},
@@ -95,7 +96,7 @@ def seen_later(trace: Trace) -> np.ndarray:
 def _sparsity(traces: Sequence[Trace]) -> list[float]:
     seen: np.ndarray = np.sum([seen_later(trace).sum(1) for trace in traces], axis=0)
     pairs = sum(len(trace.tokens) * (len(trace.tokens) - 1) // 2 for trace in traces)
-    # texts of one token have no pairs, and drop nothing
+    # texts of a single token have no pairs
     shares: list[float] = (1 - seen / pairs if pairs else np.zeros(len(seen))).tolist()
     return shares
 
@@ -128,10 +129,10 @@ def _droppers(traces: Sequence[Trace], classes: Sequence[Sequence[str]]) -> dict
             for dropper, count in Counter(step[step < NEVER].tolist()).items():
                 caused.setdefault(names[dropper], np.zeros(L))[layer] += count
                 total[layer] += count
-    none, everything = np.zeros(L), max(float(total.sum()), 1)
+    none, all_drops = np.zeros(L), max(float(total.sum()), 1)
     return {
         name: Droppers(
-            float(caused.get(name, none).sum()) / everything,
+            float(caused.get(name, none).sum()) / all_drops,
             (caused.get(name, none) / np.maximum(total, 1)).tolist(),
             tokens[name] / tokens.total(),
         )
@@ -143,13 +144,13 @@ def _by_position(traces: Sequence[Trace]) -> tuple[list[int], list[list[float]]]
     longest = max(len(trace.tokens) for trace in traces)
     width = -(-longest // BINS)
     bins = -(-longest // width)
-    gone, there = np.zeros((len(traces[0].layers), bins)), np.zeros(bins)
+    dropped, tokens = np.zeros((len(traces[0].layers), bins)), np.zeros(bins)
     for trace in traces:
-        place = np.arange(len(trace.tokens)) // width
-        there += np.bincount(place, minlength=bins)
+        bin_of = np.arange(len(trace.tokens)) // width
+        tokens += np.bincount(bin_of, minlength=bins)
         for layer, step in enumerate(trace.drop_step):
-            gone[layer] += np.bincount(place, weights=step < NEVER, minlength=bins)
-    return [b * width for b in range(bins)], (gone / there).tolist()
+            dropped[layer] += np.bincount(bin_of, weights=step < NEVER, minlength=bins)
+    return [b * width for b in range(bins)], (dropped / tokens).tolist()
 
 
 def _lifetimes(traces: Sequence[Trace]) -> list[list[float]]:
@@ -165,16 +166,15 @@ def _lifetimes(traces: Sequence[Trace]) -> list[list[float]]:
 
 
 def _by_distance(traces: Sequence[Trace]) -> list[list[float]]:
-    """A token that lives n later tokens is seen at distances 1..n: a running sum from the end."""
+    """A token seen by n later tokens is seen at distances 1..n: a reversed cumulative sum."""
     longest = max(len(trace.tokens) for trace in traces)
-    lived, could = np.zeros((len(traces[0].layers), longest)), np.zeros(longest)
+    lifetimes, tokens = np.zeros((len(traces[0].layers), longest)), np.zeros(longest)
     for trace in traces:
         T = len(trace.tokens)
-        could[:T] += 1  # one token lives n tokens at most, for each n < T
-        later = seen_later(trace)
-        for layer, counts in enumerate(later):
-            np.add.at(lived[layer], counts, 1)
-    seen = lived[:, ::-1].cumsum(1)[:, ::-1][:, 1:]  # tokens seen at distance d or more
-    pairs = could[::-1].cumsum()[::-1][1:]
+        tokens[:T] += 1  # for each n < T, one token has n later ones
+        for layer, later in enumerate(seen_later(trace)):
+            np.add.at(lifetimes[layer], later, 1)
+    seen = lifetimes[:, ::-1].cumsum(1)[:, ::-1][:, 1:]  # pairs seen at each distance
+    pairs = tokens[::-1].cumsum()[::-1][1:]
     shares: list[list[float]] = (seen / pairs).tolist()
     return shares

@@ -1,4 +1,4 @@
-"""Trace: who dropped whom, one integer a token and layer."""
+"""Trace: which token dropped which, as one integer per token and layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvprune.errors import PruneError
-from kvprune.explain.pieces import pieces
+from kvprune.explain.token_text import token_texts
 from kvprune.ops.timeline import NEVER
 from kvprune.utils.files import write_atomically
 
@@ -30,25 +30,25 @@ FORMAT = 1
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """The whole record of one text: when each layer dropped each token, and so by which token.
+    """The complete record of one text: when each layer dropped each token, and by which token.
 
     drop_step[l, j] = i: token i dropped token j in layer l; tokens j ≤ k < i still saw it.
-    NEVER: it was there to the end.
+    NEVER: it was kept to the end.
     """
 
-    tokens: tuple[str, ...]  # joined, the text; see pieces.py for characters of several tokens
+    tokens: tuple[str, ...]  # joined, the text; see token_text.py for characters of several tokens
     ids: tuple[int, ...]
     drop_step: np.ndarray  # (L, T) int32
-    layers: tuple[int, ...]  # numbers in the model; those left alone are missing
-    prompt: int  # so many first tokens were given, the others the model wrote
-    kept_bytes: int  # of one slot in one layer: key, value, and what voting needs
-    dense_bytes: int  # of one token in one layer: its key and its value
+    layers: tuple[int, ...]  # indices in the model, without the layers that are not pruned
+    prompt: int  # number of tokens given; the model generated the others
+    kept_bytes: int  # per slot and layer: key, value and all other columns
+    dense_bytes: int  # per token and layer: key and value
     model: str = ""
 
     def __post_init__(self) -> None:
         L, T = len(self.layers), len(self.tokens)
         if not T:
-            raise PruneError("a trace of no tokens shows nothing; give it some text")
+            raise PruneError("a trace of no tokens is useless; give it some text")
         step = np.asarray(self.drop_step)
         if step.shape != (L, T) or len(self.ids) != T:
             raise PruneError(
@@ -56,8 +56,8 @@ class Trace:
                 f"{L} layers and {T} tokens need ({L}, {T}) and {T}"
             )
         if not np.issubdtype(step.dtype, np.integer):
-            raise PruneError(f"drop_step holds {step.dtype}; it must hold whole numbers")
-        # a step beyond the text is no token's: nobody here could not see it
+            raise PruneError(f"drop_step holds {step.dtype}; it must hold integers")
+        # a step beyond the text was not reached in it
         step = np.where(step < T, step, NEVER).astype(np.int32)
         if (step <= np.arange(T)).any():
             layer, token = np.argwhere(step <= np.arange(T))[0]
@@ -69,7 +69,7 @@ class Trace:
 
     @classmethod
     def from_text(cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str) -> Trace:
-        """Read the text once, as a prompt is read, and note what each layer drops."""
+        """Process the text as a prompt and record what each layer drops."""
         ids = tokenizer(text).input_ids
         if not text or not ids:
             raise PruneError("the text is empty; give the model something to read")
@@ -79,7 +79,7 @@ class Trace:
     def from_ids(
         cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]
     ) -> Trace:
-        """The same for a text that is tokenised already."""
+        """`from_text` for a text that is already tokenised."""
         import torch
 
         from kvprune.cache.pruned_cache import PrunedCache
@@ -105,7 +105,7 @@ class Trace:
         ids: Sequence[int],
         model: str = "",
     ) -> Trace:
-        """What a cache that records has noted of its one row; `ids`: what it has read."""
+        """The record of a cache with one row, created with record=True; `ids`: its tokens."""
         return cls(prompt=len(ids), model=model, **_row(cache, 0, list(ids), tokenizer))
 
     @classmethod
@@ -116,19 +116,19 @@ class Trace:
         prompt: Tensor,
         attention_mask: Tensor | None = None,
     ) -> list[Trace]:
-        """One trace a row of what `generate` returned, recorded by the cache as it went.
+        """One trace per row of the output of `generate`, from the record of its cache.
 
         out = model.generate(prompt, attention_mask=mask, return_dict_in_generate=True,
                              past_key_values=PrunedCache(pruned, record=True))
-        The last token was written but never read: it has dropped nobody. What a row of a batch
-        goes on with after its end token is left out.
+        The last token was generated but never processed: it drops nothing. Tokens after a row's
+        end token are left out.
         """
         cache, sequences = out.past_key_values, out.sequences
         if getattr(out, "beam_indices", None) is not None or len(cache.drop_step[0]) != len(
             sequences
         ):
             raise PruneError(
-                "beams that were returned need not be those left in the cache; "
+                "the beams returned need not be those left in the cache; "
                 "trace each text with Trace.from_ids"
             )
         ends = {tokenizer.eos_token_id}
@@ -149,31 +149,34 @@ class Trace:
 
     @property
     def kept(self) -> np.ndarray:
-        """Tokens that each layer holds after reading token k, that one among them: (L, T)."""
+        """The number of tokens that each layer holds after token k, including k: (L, T)."""
         L, T = self.drop_step.shape
-        left = np.zeros((L, T), dtype=np.int64)
+        drops = np.zeros((L, T), dtype=np.int64)
         rows, columns = np.nonzero(self.drop_step < NEVER)
-        np.add.at(left, (rows, self.drop_step[rows, columns]), 1)
-        return np.arange(1, T + 1) - left.cumsum(1)
+        np.add.at(drops, (rows, self.drop_step[rows, columns]), 1)
+        kept: np.ndarray = np.arange(1, T + 1) - drops.cumsum(1)
+        return kept
 
     @property
     def sparsity(self) -> np.ndarray:
         """The share of the k earlier tokens that token k cannot see, 0 for the first: (L, T)."""
         earlier = np.arange(self.drop_step.shape[1])
-        return 1 - (self.kept - 1 + (earlier == 0)) / np.maximum(earlier, 1)
+        sparsity: np.ndarray = 1 - (self.kept - 1 + (earlier == 0)) / np.maximum(earlier, 1)
+        return sparsity
 
     def visible(self, layer: int) -> np.ndarray:
-        """The mask of one layer, by its place in `layers`: (T, T), query × key."""
+        """The mask of one layer, by its index in `layers`: (T, T), query × key."""
         k = np.arange(self.drop_step.shape[1])
-        return (k <= k[:, None]) & (k[:, None] < self.drop_step[layer])
+        visible: np.ndarray = (k <= k[:, None]) & (k[:, None] < self.drop_step[layer])
+        return visible
 
     def dropped_by(self, token: int, layer: int) -> list[int]:
-        """The tokens that this one dropped."""
-        found: list[int] = np.nonzero(self.drop_step[layer] == token)[0].tolist()
-        return found
+        """The tokens that this one dropped, in the layer with this index in `layers`."""
+        dropped: list[int] = np.nonzero(self.drop_step[layer] == token)[0].tolist()
+        return dropped
 
     def to_pandas(self) -> pandas.DataFrame:
-        """A long table: a row for each layer and token; no drop_step or dropper if it stayed."""
+        """One row per layer and token; drop_step and dropper are missing if it stayed."""
         import pandas
 
         L, T = self.drop_step.shape
@@ -194,7 +197,7 @@ class Trace:
         ).assign(drop_step=lambda table: table["drop_step"].where(dropped))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; a token that stays has step -1, which is shorter than NEVER."""
+        """Plain values; the step of a token that stays is -1, which is shorter than NEVER."""
         values = asdict(self)
         step = np.where(self.drop_step < NEVER, self.drop_step, -1)
         return {"format": FORMAT, **values, "drop_step": step.tolist()}
@@ -203,40 +206,42 @@ class Trace:
     def from_dict(cls, values: dict[str, Any]) -> Trace:
         values = dict(values)
         if values.pop("format", None) != FORMAT:
-            raise PruneError(f"this is no trace of format {FORMAT}; write it with Trace.save")
+            raise PruneError(f"this is not a trace of format {FORMAT}; write it with Trace.save")
         step = np.array(values.pop("drop_step"), dtype=np.int32)
-        parts: dict[str, Any] = {
+        tuples: dict[str, Any] = {
             name: tuple(values.pop(name)) for name in ("tokens", "ids", "layers")
         }
-        return cls(drop_step=np.where(step < 0, NEVER, step), **parts, **values)
+        return cls(drop_step=np.where(step < 0, NEVER, step), **tuples, **values)
 
     def save(self, path: str | Path) -> Path:
-        """Write it as .json or .npz, by the name of the file."""
+        """Write it as .json or .npz, chosen by the suffix."""
         file = Path(path)
         values = self.to_dict()
         if file.suffix == ".json":
             data = json.dumps(values).encode()
         elif file.suffix == ".npz":
             step = np.array(values.pop("drop_step"), dtype=np.int32)
-            held = io.BytesIO()
+            buffer = io.BytesIO()
             about = np.frombuffer(json.dumps(values).encode(), dtype=np.uint8)
-            np.savez_compressed(held, drop_step=step, about=about)
-            data = held.getvalue()
+            np.savez_compressed(buffer, drop_step=step, about=about)
+            data = buffer.getvalue()
         else:
-            raise PruneError(f"{file} ends neither in .json nor in .npz; a trace is one of them")
+            raise PruneError(
+                f"{file} ends neither in .json nor in .npz; use one of them for a trace"
+            )
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, data)
         return file
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """What `save` wrote."""
+        """Read what `save` wrote."""
         file = Path(path)
         try:
             if file.suffix == ".npz":
-                with np.load(file, allow_pickle=False) as held:
-                    values = json.loads(held["about"].tobytes())
-                    values["drop_step"] = held["drop_step"]
+                with np.load(file, allow_pickle=False) as archive:
+                    values = json.loads(archive["about"].tobytes())
+                    values["drop_step"] = archive["drop_step"]
             else:
                 values = json.loads(file.read_text(encoding="utf-8"))
             return cls.from_dict(values)
@@ -245,18 +250,18 @@ class Trace:
         except PruneError:
             raise
         except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise PruneError(f"{file} holds no trace or is damaged: {error}") from error
+            raise PruneError(f"{file} is not a trace or is damaged: {error}") from error
 
     def to_html(self, path: str | Path, title: str = "") -> Path:
-        """Write the page to explore it: one file that needs nothing else."""
-        from kvprune.explain.page import write
+        """Write the page to explore it: one self-contained file."""
+        from kvprune.explain.page import write_page
 
-        return write(self, path, title)
+        return write_page(self, path, title)
 
     def _repr_html_(self) -> str:
-        from kvprune.explain.page import summary
+        from kvprune.explain.page import notebook_summary
 
-        return summary(self)
+        return notebook_summary(self)
 
     def __repr__(self) -> str:
         L, T = self.drop_step.shape
@@ -267,8 +272,8 @@ class Trace:
 def _row(
     cache: PrunedCache, row: int, ids: list[int], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Any]:
-    """What a cache knows of the tokens of one row, as arguments of Trace."""
-    recorded = cache.drop_step[:, row].numpy()  # (L, tokens read by the longest row)
+    """The arguments of Trace for one row of a cache."""
+    recorded = cache.drop_step[:, row].numpy()  # (L, tokens of the longest row)
     step = np.full((len(recorded), len(ids)), NEVER, dtype=np.int64)
     length = min(step.shape[1], recorded.shape[1])
     step[:, :length] = recorded[:, :length]
@@ -277,7 +282,7 @@ def _row(
     slots = table.rows * table.capacity
     dense = (table.keys.nbytes + table.values.nbytes) // slots
     return {
-        "tokens": pieces(tokenizer, ids),
+        "tokens": token_texts(tokenizer, ids),
         "ids": tuple(ids),
         "drop_step": step,
         "layers": tuple(cache.pruned_indices),

@@ -1,4 +1,4 @@
-"""The page to explore a trace: one file, no network, all text escaped."""
+"""The page to explore a trace: one file, no network access, all text escaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvprune.explain.pieces import KINDS, kind
+from kvprune.explain.token_text import KINDS, token_kind
 from kvprune.ops.timeline import NEVER
 from kvprune.utils.files import write_atomically
 
@@ -19,67 +19,68 @@ if TYPE_CHECKING:
     from kvprune.explain.trace import Trace
 
 FOLDER = Path(__file__).parent
-# in the order in which they are joined: each may use what stands before it
+# in the order of concatenation: each may use the ones before it
 SCRIPTS = ("record.js", "view.js", "text.js", "masks.js", "charts.js", "main.js")
 
 
-def write(trace: Trace, path: str | Path, title: str = "") -> Path:
-    """Write the page of a trace; it opens from the disk and asks for nothing else."""
+def write_page(trace: Trace, path: str | Path, title: str = "") -> Path:
+    """Write the page of a trace as one self-contained file."""
     file = Path(path)
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, page(trace, title).encode())
+    write_atomically(file, render_page(trace, title).encode())
     return file
 
 
-def page(trace: Trace, title: str = "") -> str:
+def render_page(trace: Trace, title: str = "") -> str:
     """The page as text.
 
-    The trace is JSON in a block that no browser runs, with `<`, `>` and `&` escaped; the scripts
-    put text into the page as text only. The policy in the head names the hash of our one script,
-    so that a token which did get out would still not run, and forbids every request.
+    The trace is JSON in a block that browsers do not execute, with `<`, `>` and `&` escaped, and
+    the scripts insert it only as text. The content security policy allows just our one script, by
+    its hash, and no request: even a token that escaped its block could not run.
     """
     style = (FOLDER / "page.css").read_text(encoding="utf-8")
     script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
-    filled = {
+    values = {
         "TITLE": html.escape(title or "What the model forgets"),
         "POLICY": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
         "STYLE": style,
-        "DATA": _embedded(data(trace)),
+        "DATA": _embedded_json(page_data(trace)),
         "SCRIPT": script,
     }
-    made = (FOLDER / "page.html").read_text(encoding="utf-8")
-    parts = made.split("%%")
-    # every second part is a name; a token that looks like one is never looked at
-    return "".join(filled[part] if i % 2 else part for i, part in enumerate(parts))
+    template = (FOLDER / "page.html").read_text(encoding="utf-8")
+    # every second part is a name; splitting first leaves %% in a token alone
+    parts = template.split("%%")
+    return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
 
 
-def data(trace: Trace) -> dict[str, Any]:
-    """What the page is given: the trace, and the kind and part of speech of each token."""
-    from kvprune.explain import speech
+def page_data(trace: Trace) -> dict[str, Any]:
+    """The trace, with the kind and part of speech of each token."""
+    from kvprune.explain import parts_of_speech
 
     values = trace.to_dict()
     values["kinds"] = list(KINDS)
-    values["kind"] = [KINDS.index(kind(token)) for token in trace.tokens]
-    tags = speech.tags(trace.tokens) if speech.available() else None
-    values["speeches"] = list(speech.PARTS) if tags else []
-    values["speech"] = [speech.PARTS.index(tag) for tag in tags] if tags else []
+    values["kind"] = [KINDS.index(token_kind(token)) for token in trace.tokens]
+    available = parts_of_speech.available()
+    tags = parts_of_speech.tag_tokens(trace.tokens) if available else None
+    values["speeches"] = list(parts_of_speech.PARTS) if tags else []
+    values["speech"] = [parts_of_speech.PARTS.index(tag) for tag in tags] if tags else []
     return values
 
 
-def summary(trace: Trace, longest: int = 1500) -> str:
-    """The text alone, for notebooks: the more layers have dropped a token, the fainter it is."""
+def notebook_summary(trace: Trace, max_tokens: int = 1500) -> str:
+    """The text for notebooks: the more layers have dropped a token, the fainter it is."""
     alive = (trace.drop_step == NEVER).mean(0)
     L, T = trace.drop_step.shape
     spans = []
-    for i, token in enumerate(trace.tokens[:longest]):
-        gone = round(L * (1 - float(alive[i])))
-        note = f"token {i}: dropped in {gone} of {L} layers"
-        faint = 0.25 + 0.75 * float(alive[i])
+    for i, token in enumerate(trace.tokens[:max_tokens]):
+        dropped = round(L * (1 - float(alive[i])))
+        note = f"token {i}: dropped in {dropped} of {L} layers"
+        opacity = 0.25 + 0.75 * float(alive[i])
         spans.append(
-            f'<span style="opacity:{faint:.2f}" title="{note}">{html.escape(token)}</span>'
+            f'<span style="opacity:{opacity:.2f}" title="{note}">{html.escape(token)}</span>'
         )
-    more = f" … and {T - longest} more tokens" if longest < T else ""
+    more = f" … and {T - max_tokens} more tokens" if max_tokens < T else ""
     held = float(trace.kept[:, -1].mean())
     return (
         f'<div dir="auto" style="white-space:pre-wrap;line-height:1.7">{"".join(spans)}{more}</div>'
@@ -88,18 +89,18 @@ def summary(trace: Trace, longest: int = 1500) -> str:
     )
 
 
-def _embedded(values: dict[str, Any]) -> str:
-    """JSON that is safe inside a script block: ASCII, and nothing that HTML could read."""
-    text = json.dumps(values, default=_plain, separators=(",", ":"))
+def _embedded_json(values: dict[str, Any]) -> str:
+    """JSON that is safe inside a script block: ASCII, without characters special to HTML."""
+    text = json.dumps(values, default=_to_plain, separators=(",", ":"))
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"{value!r} is no JSON")
+    raise TypeError(f"{value!r} cannot be written as JSON")
 
 
 def _hash(text: str) -> str:

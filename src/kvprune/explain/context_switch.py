@@ -1,4 +1,4 @@
-"""The context switch: texts that have nothing to do with each other, read one after the other."""
+"""The context switch: unrelated texts read one after the other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from kvprune.integration.handle import Pruned
 
-# the paper's Tab. contexts, which quotes Wikipedia (CC BY-SA)
+# the paper's Tab. contexts, quoted from Wikipedia (CC BY-SA)
 TEXTS = (
     "Lebanon, officially the Republic of Lebanon or the Lebanese Republic, is a country in Western "
     "Asia. It is located between Syria to the north and east and Israel to the south, while Cyprus "
@@ -38,20 +38,20 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class Switch:
-    """Per layer, the share of pairs (k, j), j < k, that are still seen."""
+class ContextSwitch:
+    """Per layer, the share of pairs (k, j), j < k, in which token k still sees token j."""
 
     layers: list[int]
-    within: list[float]  # both in one text
+    within: list[float]  # both in the same text
     across: list[float]  # k after a switch, j before it
-    expected: list[float] | None  # at the distances of `across`, in texts without a switch
+    expected: list[float] | None  # for the distances of `across`, in texts without a switch
     starts: list[int]  # where each text starts
 
 
-def read_switch(
+def trace_texts(
     pruned: Pruned, tokenizer: PreTrainedTokenizerBase, texts: Sequence[str] = TEXTS
 ) -> tuple[Trace, list[int]]:
-    """The trace of the texts joined by an empty line, and where each starts."""
+    """The trace of the texts joined by an empty line, and the position where each starts."""
     if len(texts) < 2:
         raise PruneError(f"{len(texts)} text has no switch; give two or more")
     ids: list[int] = []
@@ -62,13 +62,13 @@ def read_switch(
     return Trace.from_ids(pruned, tokenizer, ids), starts
 
 
-def switch(
+def across_context_switch(
     trace: Trace, starts: Sequence[int], kept_by_distance: Sequence[Sequence[float]] | None = None
-) -> Switch:
+) -> ContextSwitch:
     """How much is still seen across a switch.
 
-    Far tokens are dropped anyway, so `across` is to be held against `expected`: the same
-    distances in a corpus without switches (`Statistics.kept_by_distance`).
+    Distant tokens are dropped anyway, so compare `across` with `expected`: the same distances in
+    a corpus without switches (`Statistics.kept_by_distance`).
     """
     T = len(trace.tokens)
     text_of = np.searchsorted(np.asarray(starts), np.arange(T), side="right")
@@ -85,7 +85,7 @@ def switch(
                 f"{len(kept_by_distance[0]) + 1}; read it in longer rows"
             )
         expected = [float(np.asarray(row)[k - j - 1].mean()) for row in kept_by_distance]
-    return Switch(
+    return ContextSwitch(
         list(trace.layers),
         [float(mask[same].mean()) for mask in masks],
         [float(mask[other].mean()) for mask in masks],

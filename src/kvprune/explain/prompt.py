@@ -1,4 +1,4 @@
-"""A trace from a prompt: read it, or have the model go on from it."""
+"""The trace of a prompt, with or without the tokens that the model generates after it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
 
 
-def trace(
+def trace_prompt(
     pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str, write: int = 0, **options: Any
 ) -> Trace:
-    """The trace of a text, and of so many more tokens that the model writes after it."""
+    """The trace of a text and of `write` more tokens that the model generates after it.
+
+    options: arguments of `generate`.
+    """
     if not write:
         return Trace.from_text(pruned, tokenizer, text)
     import torch
@@ -27,13 +30,13 @@ def trace(
     from kvprune.integration.host import max_positions
 
     if not text.strip():
-        raise PruneError("the text is empty; give the model something to go on from")
+        raise PruneError("the text is empty; give the model a prompt to continue")
     ids = tokenizer(text, return_tensors="pt").input_ids.to(pruned.model.device)
     limit = max_positions(pruned.model)
     if limit is not None and ids.shape[1] + write > limit:
         raise PruneError(
-            f"the text has {ids.shape[1]} tokens and {write} are to come, but the model has "
-            f"{limit} positions; shorten the text or write less"
+            f"the text has {ids.shape[1]} tokens and {write} are to be generated, but the model "
+            f"has {limit} positions; shorten the text or generate fewer"
         )
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     out: Any = pruned.model.generate(  # type: ignore[operator]

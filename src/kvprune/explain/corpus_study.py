@@ -1,4 +1,4 @@
-"""All of the paper's findings on what is forgotten, for one model and one corpus."""
+"""The paper's statistics on what is dropped, for one model and one corpus."""
 
 from __future__ import annotations
 
@@ -11,9 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvprune.errors import PruneError
-from kvprune.explain.keys import Nearest, nearest
+from kvprune.explain.context_switch import (
+    TEXTS,
+    ContextSwitch,
+    across_context_switch,
+    trace_texts,
+)
+from kvprune.explain.nearest_keys import NearestKeys, nearest_keys
 from kvprune.explain.statistics import Statistics, statistics
-from kvprune.explain.switch import TEXTS, Switch, read_switch, switch
 from kvprune.explain.trace import Trace
 from kvprune.text.sources import find
 from kvprune.utils.files import write_atomically
@@ -26,20 +31,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study:
-    """The counts, and one trace to draw: that of the context switch."""
+    """All statistics, and the trace of the context switch for the figure of its masks."""
 
     statistics: Statistics
-    nearest: dict[str, Nearest]  # to any other token, and to another that stays
-    switch: Switch
+    nearest: dict[str, NearestKeys]  # among all other tokens, and among those that stay
+    switch: ContextSwitch
     switch_trace: Trace
     about: dict[str, Any]
 
     def to_plain(self) -> dict[str, Any]:
-        """The numbers for JSON: five decimals, and null for a mean of nothing."""
+        """The numbers for JSON: five decimals, null for NaN."""
         values = {
             "about": self.about,
             "statistics": asdict(self.statistics),
-            "nearest": {name: asdict(found) for name, found in self.nearest.items()},
+            "nearest": {name: asdict(distances) for name, distances in self.nearest.items()},
             "switch": asdict(self.switch),
         }
         plain: dict[str, Any] = _plain(values)
@@ -54,7 +59,7 @@ class Study:
         return file
 
 
-def study(
+def study_corpus(
     pruned: Pruned,
     tokenizer: PreTrainedTokenizerBase,
     sources: Sequence[str],
@@ -62,28 +67,29 @@ def study(
     rows: int = 32,
     texts: Sequence[str] = TEXTS,
 ) -> Study:
-    """Read so many rows of the corpus, and the texts of the context switch; count all."""
+    """Read `rows` rows of the corpus and the texts of the context switch, and count."""
     ids = list(islice(read_rows(sources, tokenizer, length), rows))
     if not ids:
         raise PruneError(
             f"no document of {', '.join(sources)} has {length} tokens; lower the length"
         )
-    counted = statistics([Trace.from_ids(pruned, tokenizer, row) for row in ids])
-    trace, starts = read_switch(pruned, tokenizer, texts)
-    # texts longer than the rows have no distances to be held against
-    by_distance = counted.kept_by_distance if len(trace.tokens) <= length else None
+    counts = statistics([Trace.from_ids(pruned, tokenizer, row) for row in ids])
+    trace, starts = trace_texts(pruned, tokenizer, texts)
+    # the rows say nothing about distances beyond their length
+    by_distance = counts.kept_by_distance if len(trace.tokens) <= length else None
     about = {"model": trace.model, "rows": len(ids), "length": length, "config": str(pruned.config)}
     distances = {
-        "another token": nearest(pruned, ids),
-        "another that stays": nearest(pruned, ids, among_kept=True),
+        "another token": nearest_keys(pruned, ids),
+        "another that stays": nearest_keys(pruned, ids, among_kept=True),
     }
-    return Study(counted, distances, switch(trace, starts, by_distance), trace, about)
+    switch = across_context_switch(trace, starts, by_distance)
+    return Study(counts, distances, switch, trace, about)
 
 
 def read_rows(
     sources: Sequence[str], tokenizer: PreTrainedTokenizerBase, length: int
 ) -> Iterator[list[int]]:
-    """Rows of so many tokens, each within one document, from the sources in turn."""
+    """Rows of `length` tokens, each within one document, alternating between the sources."""
     if length < 2:
         raise PruneError(f"length={length} leaves no earlier token to drop; use 2 or more")
     readers = [_rows_of(source, tokenizer, length) for source in sources]
@@ -97,11 +103,11 @@ def read_rows(
 
 
 def _rows_of(source: str, tokenizer: PreTrainedTokenizerBase, length: int) -> Iterator[list[int]]:
-    # a book is long: tokenise as much of it as rows are asked for
-    part = 32 * length
+    # a book is long: tokenise only as much of it as is consumed
+    chunk = 32 * length
     for document in find(source).documents("text", None, True):
-        for start in range(0, len(document), part):
-            ids = tokenizer(document[start : start + part], verbose=False).input_ids
+        for start in range(0, len(document), chunk):
+            ids = tokenizer(document[start : start + chunk], verbose=False).input_ids
             for first in range(0, len(ids) - length + 1, length):
                 yield ids[first : first + length]
 

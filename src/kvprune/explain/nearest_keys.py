@@ -1,4 +1,4 @@
-"""Are tokens dropped that have a twin? The nearest key of each token, dropped against kept."""
+"""The distance of each token's key to the nearest other key, for dropped and kept tokens."""
 
 from __future__ import annotations
 
@@ -19,47 +19,50 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Nearest:
-    """The smallest cosine distance of a token's key to another's, over texts and layers."""
+class NearestKeys:
+    """Histograms and means of the smallest cosine distance between keys, over texts and layers."""
 
     edges: list[float]
-    dropped: list[float]  # shares of the dropped tokens: they sum to 1 over the bins
+    dropped: list[float]  # shares of the dropped tokens, summing to 1 over the bins
     kept: list[float]
-    mean_dropped: list[float]  # by layer, NaN where there is none
+    mean_dropped: list[float]  # per layer, NaN without dropped tokens
     mean_kept: list[float]
 
 
-def nearest(
+def nearest_keys(
     pruned: Pruned, rows: Sequence[Sequence[int]], among_kept: bool = False, bins: int = 40
-) -> Nearest:
+) -> NearestKeys:
     """Paper, Fig. dropped_not_dropped: 1 − max_{i ≠ j} cos(k_j, k_i) for each token j.
 
-    Keys as the cache holds them, all heads as one vector. i runs over all other tokens, as the
-    paper's text says; `among_kept`: over those that the layer never drops, as its caption says.
-    A layer that drops nothing in a text is left out of it: it has nothing to compare.
+    Keys as stored in the cache, all heads concatenated. i runs over all other tokens, as in the
+    paper's text, or with `among_kept` over those that the layer never drops, as in its caption.
+    A layer that drops nothing in a text is skipped for that text.
     """
     L = len(pruned.layers)
-    gone: list[list[float]] = [[] for _ in range(L)]
-    stay: list[list[float]] = [[] for _ in range(L)]
+    dropped: list[list[float]] = [[] for _ in range(L)]
+    kept: list[list[float]] = [[] for _ in range(L)]
     for ids in rows:
         for layer, (keys, step) in enumerate(zip(*keys_of(pruned, ids), strict=True)):
-            kept = step == NEVER
-            if kept.all():
+            stays = step == NEVER
+            if stays.all():
                 continue
-            candidates = kept if among_kept else torch.ones_like(kept)
+            candidates = stays if among_kept else torch.ones_like(stays)
             distance = nearest_distance(keys, candidates)
-            there = distance.isfinite()
-            gone[layer] += distance[there & ~kept].tolist()
-            stay[layer] += distance[there & kept].tolist()
-    every = [np.concatenate([np.array(part) for part in parts]) for parts in (gone, stay)]
-    edges = np.linspace(0, max([1e-6, *(float(v.max()) for v in every if len(v))]), bins + 1)
-    shares = [np.histogram(values, edges)[0] / max(len(values), 1) for values in every]
-    means = [[float(np.mean(v)) if v else float("nan") for v in parts] for parts in (gone, stay)]
-    return Nearest(edges.tolist(), shares[0].tolist(), shares[1].tolist(), means[0], means[1])
+            finite = distance.isfinite()
+            dropped[layer] += distance[finite & ~stays].tolist()
+            kept[layer] += distance[finite & stays].tolist()
+    groups = [np.concatenate([np.array(layer) for layer in group]) for group in (dropped, kept)]
+    edges = np.linspace(0, max([1e-6, *(float(v.max()) for v in groups if len(v))]), bins + 1)
+    shares = [np.histogram(values, edges)[0] / max(len(values), 1) for values in groups]
+    means = [
+        [float(np.mean(layer)) if layer else float("nan") for layer in group]
+        for group in (dropped, kept)
+    ]
+    return NearestKeys(edges.tolist(), shares[0].tolist(), shares[1].tolist(), means[0], means[1])
 
 
 def nearest_distance(keys: Tensor, candidates: Tensor) -> Tensor:
-    """The smallest cosine distance of each key (T, D) to another of `candidates` (T,), or inf."""
+    """The smallest cosine distance of each key (T, D) to another candidate (T,); inf if none."""
     unit = torch.nn.functional.normalize(keys.float(), dim=-1)
     distance = 1 - unit @ unit.T  # (T, T)
     distance[:, ~candidates] = torch.inf
