@@ -150,11 +150,12 @@ def test_hover_and_selection_name_dropper_and_dropped(visit):
     tab.locator("#text .t").nth(victim).click()
     assert tokens_with(tab, "dropper") == [busy]
     assert f"(token {busy}," in tab.inner_text("#fate")
-    lives = np.nonzero(trace.drop_step[:, victim] == NEVER)[0].tolist()
+    keepers = np.nonzero(trace.drop_step[:, victim] == NEVER)[0].tolist()
     sentence = tab.inner_text("#lives")
     assert sentence == (
-        f"It lives on in {'layer' if len(lives) == 1 else 'layers'} {', '.join(map(str, lives))}."
-        if lives else "It lives on in no layer."
+        f"Kept to the end in {'layer' if len(keepers) == 1 else 'layers'} "
+        f"{', '.join(map(str, keepers))}."
+        if keepers else "No layer keeps it to the end."
     )  # fmt: skip
     tab.mouse.move(5, 5)
     assert tokens_with(tab, "selected") == [victim]

@@ -266,7 +266,7 @@ class Trace:
     def __repr__(self) -> str:
         L, T = self.drop_step.shape
         gone = self.sparsity[:, -1].mean()
-        return f"Trace({T} tokens, {L} layers, {gone:.0%} of the context gone at the end)"
+        return f"Trace({T} tokens, {L} layers, {gone:.0%} of the context dropped at the end)"
 
 
 def _row(

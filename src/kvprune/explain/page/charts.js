@@ -5,7 +5,7 @@ function drawArcs() {
   const canvas = byId("arcs");
   const width = canvas.parentElement.clientWidth;
   const layer = view.layer, all = layer === ALL;
-  // the arcs of all layers at once would be a blot: then only those of one token
+  // the arcs of all layers at once would be unreadable: draw only those of one token
   const i = subject() >= 0 || !all ? subject() : view.t;
   const x = (n) => ARC_PAD + ((width - 2 * ARC_PAD) * (n + 0.5)) / T;
   const widest = layersOf(layer).reduce((most, l) => DROP[l].reduce((m, s, j) => (s < T ? Math.max(m, s - j) : m), most), 0);
@@ -106,7 +106,7 @@ let moveSparsity = () => {}, moveCache = () => {};
 function drawSparsity() {
   const rows = [{ className: "mean", value: (k) => sparsityAt(ALL, k) }];
   if (view.layer !== ALL) rows.push({ className: "chosen", value: (k) => sparsityAt(view.layer, k) });
-  moveSparsity = lineChart(byId("sparsity-chart"), rows, 1, "Share of the context gone by position", percent);
+  moveSparsity = lineChart(byId("sparsity-chart"), rows, 1, "Share of the context dropped by position", percent);
 }
 
 function drawCache() {
@@ -114,7 +114,7 @@ function drawCache() {
   moveCache = lineChart(byId("cache-chart"), [
     { className: "mean", value: (k) => cacheBytes(k).dense },
     { className: "chosen", value: (k) => cacheBytes(k).kept },
-  ], most, "Bytes of the cache over time, against dense", bytes);
+  ], most, "Bytes of the cache over time, compared with a dense cache", bytes);
 }
 
 function moveCursors() {
@@ -146,7 +146,7 @@ function drawStatistics() {
   bars(byId("kind-chart"), kinds, Math.max(0.01, ...kinds.map((row) => Math.max(row.share, row.expected))));
   const top = byId("top-droppers");
   const rows = topDroppers(view.layer, 8);
-  top.replaceChildren(make("p", { class: "quiet" }, rows.length ? "The busiest: " : "Nothing was dropped."));
+  top.replaceChildren(make("p", { class: "quiet" }, rows.length ? "Most frequent: " : "Nothing was dropped."));
   for (const { token, share } of rows) {
     const seen = token === "" ? "part of a character" : token.trim() === "" ? token.replace(/\n/g, "↵").replace(/ /g, "␣") : token.trim();
     top.firstChild.append(make("code", {}, seen), ` ${percent(share)}  `);

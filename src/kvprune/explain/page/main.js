@@ -1,4 +1,4 @@
-// The controls, and the start.
+// The controls, and the initial state.
 
 const time = byId("time"), play = byId("play");
 const layerButtons = [];
@@ -26,7 +26,7 @@ function stepLayer(by) {
   change({ layer: (view.layer + by + L + 1) % (L + 1) });
 }
 
-// a layer's level: the share of the tokens read that it still holds
+// the level of a layer: the share of the tokens so far that it still holds
 function drawLayers() {
   let all = 0;
   for (let l = 0; l < L; l++) {
@@ -47,7 +47,7 @@ function drawTime() {
   time.setAttribute("aria-valuetext", words);
 }
 
-// the whole text in at most half a minute, and no token longer than a sixth of a second
+// the full text in at most 30 seconds, each token at most 160 ms
 const PACE = Math.min(160, 30000 / T);
 let startedAt = 0, startedFrom = 0;
 
@@ -140,15 +140,15 @@ listeners.push((changed) => {
   }
 });
 
-// the layer that forgets most has most to show
+// the initial layer: the one that drops most
 function busiest() {
   let best = 0;
   for (let l = 1; l < L; l++) if (sparsityOverall(l) > sparsityOverall(best)) best = l;
   return best;
 }
 
-const origin = DATA.prompt < T ? `${DATA.prompt} given, ${T - DATA.prompt} written by the model` : "read as one text";
-byId("about").textContent = `${DATA.model ? `${DATA.model} · ` : ""}${T} ${T === 1 ? "token" : "tokens"} (${origin}) · ${L} ${L === 1 ? "layer" : "layers"} · ${percent(sparsityAt(ALL, T - 1))} of the context is gone at the end`;
+const origin = DATA.prompt < T ? `${DATA.prompt} in the prompt, ${T - DATA.prompt} generated` : "read as one text";
+byId("about").textContent = `${DATA.model ? `${DATA.model} · ` : ""}${T} ${T === 1 ? "token" : "tokens"} (${origin}) · ${L} ${L === 1 ? "layer" : "layers"} · ${percent(sparsityAt(ALL, T - 1))} of the context is dropped at the end`;
 buildText();
 buildLayers();
 buildMasks();

@@ -1,4 +1,4 @@
-// Masks: query × key of every layer, small; one of them large.
+// Masks, query × key: small ones of every layer, a large one of the chosen layer.
 
 // visible(k, j) iff j ≤ k < drop[j]; each pixel is the share of its pairs that are seen.
 // One column of pixels is a difference array over rows, so a mask costs T + size², not T².
@@ -63,8 +63,8 @@ function buildMasks() {
   for (let l = 0; l < L; l++) {
     const canvas = make("canvas", { "data-layer": l, "aria-hidden": "true" });
     canvas.style.width = canvas.style.height = `${SMALL}px`;
-    const note = `${DATA.layers[l]}: ${percent(sparsityOverall(l))} gone`;
-    const button = make("button", { type: "button", class: "mask", "aria-label": `Enlarge the mask of layer ${note}` }, canvas, make("span", {}, note));
+    const note = `${DATA.layers[l]}: ${percent(sparsityOverall(l))}`;
+    const button = make("button", { type: "button", class: "mask", "aria-label": `Enlarge the mask of layer ${note} dropped` }, canvas, make("span", {}, note));
     button.addEventListener("click", () => enlarge(l));
     byId("masks").append(button);
     smallMasks.push({ canvas, button, drawn: false });
@@ -81,8 +81,8 @@ let largeSize = 0;
 function drawLarge() {
   largeSize = Math.floor(Math.max(160, Math.min(window.innerWidth - 64, window.innerHeight - 190, 720)));
   drawMask(byId("large-mask"), view.layer, largeSize);
-  byId("large-title").textContent = `Layer ${DATA.layers[view.layer]}: ${percent(sparsityOverall(view.layer))} of all pairs gone`;
-  byId("large-note").textContent = "Point at a place: which token looks, and which is looked at.";
+  byId("large-title").textContent = `Layer ${DATA.layers[view.layer]}: ${percent(sparsityOverall(view.layer))} of all pairs dropped`;
+  byId("large-note").textContent = "Point at a cell to see which token looks at which.";
 }
 
 function enlarge(layer) {
@@ -91,14 +91,14 @@ function enlarge(layer) {
   drawLarge();
 }
 
-// what the place (k, j) of the large mask says
+// the note on cell (k, j) of the large mask
 function pairNote(k, j) {
-  const looker = `${shown(k)} (${k})`, target = `${shown(j)} (${j})`;
+  const query = `${shown(k)} (${k})`, key = `${shown(j)} (${j})`;
   const step = DROP[view.layer][j];
-  if (j > k) return `${target} comes after ${looker}.`;
-  if (j === k) return `${looker} sees itself.`;
-  if (step > k) return `${looker} sees ${target}.`;
-  return `${looker} cannot see ${target}: ${shown(step)} (${step}) dropped it.`;
+  if (j > k) return `${key} comes after ${query}.`;
+  if (j === k) return `${query} sees itself.`;
+  if (step > k) return `${query} sees ${key}.`;
+  return `${query} cannot see ${key}: ${shown(step)} (${step}) dropped it.`;
 }
 
 function listenMasks() {

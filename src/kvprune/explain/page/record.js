@@ -1,32 +1,32 @@
-// The record: the trace as typed arrays, and all numbers that the page shows. No drawing here.
+// The record: the trace as typed arrays, and all numbers that the page shows. No drawing.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const T = DATA.tokens.length;
 const L = DATA.layers.length;
-const ALL = L; // the chooser's last place: all layers at once
+const ALL = L; // the last layer button: all layers at once
 const NEVER = 2147483647;
 
-// one row a layer; a token that stays has a step later than any
+// one row per layer; the step of a token that stays is later than any other
 const DROP = DATA.drop_step.map((row) => Int32Array.from(row, (step) => (step < 0 ? NEVER : step)));
 
-// tokens by the step that drops them: those of step i are who[from[i]] .. who[from[i + 1] - 1]
+// tokens by the step that drops them: those of step i are dropped[from[i]] .. dropped[from[i + 1] - 1]
 function byStep(drop) {
   const from = new Int32Array(T + 1);
   for (const step of drop) if (step < T) from[step + 1]++;
   for (let i = 0; i < T; i++) from[i + 1] += from[i];
   const next = from.slice();
-  const who = new Int32Array(from[T]);
-  for (let j = 0; j < T; j++) if (drop[j] < T) who[next[drop[j]]++] = j;
-  return { from, who };
+  const dropped = new Int32Array(from[T]);
+  for (let j = 0; j < T; j++) if (drop[j] < T) dropped[next[drop[j]]++] = j;
+  return { from, dropped };
 }
 const EVENTS = DROP.map(byStep);
 
 function droppedBy(layer, i) {
-  const { from, who } = EVENTS[layer];
-  return Array.from(who.subarray(from[i], from[i + 1]));
+  const { from, dropped } = EVENTS[layer];
+  return Array.from(dropped.subarray(from[i], from[i + 1]));
 }
 
-// tokens that a layer holds after reading token k, that one among them
+// the number of tokens that a layer holds after token k, including k
 const KEPT = EVENTS.map(({ from }) => Int32Array.from({ length: T }, (_, k) => k + 1 - from[k + 1]));
 
 function layersOf(layer) {
@@ -66,7 +66,7 @@ function aliveLayers(j, t) {
   return alive;
 }
 
-// drops by kind of the dropper, beside how common that kind is
+// share of drops by kind of the dropper, and how common that kind is
 function droppersByKind(layer) {
   const drops = new Float64Array(DATA.kinds.length);
   const tokens = new Float64Array(DATA.kinds.length);
@@ -95,7 +95,7 @@ function topDroppers(layer, most) {
     .slice(0, most);
 }
 
-// by part of speech (or kind, if nothing was tagged): the share of later tokens that still see one
+// by part of speech (or kind, without a tagger): the share of later tokens that still see a token
 function keptByPart(layer) {
   const tagged = DATA.speech.length > 0;
   const names = tagged ? DATA.speeches : DATA.kinds;

@@ -1,4 +1,4 @@
-// The text: a span a token, whose classes follow the time; the token in focus; its threads.
+// The text: one span per token, styled by the time; the token in focus and its threads.
 
 const text = byId("text");
 const spans = [];
@@ -18,7 +18,7 @@ function buildText() {
   spans[0].tabIndex = 0;
 }
 
-// how a token looks at time t: in one layer it is held or gone, over all layers it fades by degrees
+// the style of a token at time t: kept or dropped in one layer, shaded by the share of all layers
 function paint(i) {
   const span = spans[i], { t, layer } = view;
   const list = span.classList;
@@ -41,12 +41,12 @@ function paintTime(before) {
   const low = Math.min(before, view.t), high = Math.max(before, view.t);
   for (let i = low; i <= high; i++) paint(i);
   for (const l of layersOf(view.layer)) {
-    const { from, who } = EVENTS[l];
-    for (let n = from[low]; n < from[high + 1]; n++) paint(who[n]);
+    const { from, dropped } = EVENTS[l];
+    for (let n = from[low]; n < from[high + 1]; n++) paint(dropped[n]);
   }
 }
 
-// while it plays, the token being read stays in sight
+// while playing, keep the current token in view
 function follow() {
   const top = spans[view.t].offsetTop - text.offsetTop;
   if (top < text.scrollTop || top > text.scrollTop + text.clientHeight - 48) text.scrollTop = top - 60;
@@ -119,9 +119,9 @@ function select(i) {
   if (i >= 0) spans[i].scrollIntoView({ block: "nearest" });
 }
 
-// a bar a layer: from where the token is read to where it is dropped
+// one bar per layer: from where the token is read to where it is dropped
 function lifeBars(i) {
-  const svg = makeSvg("svg", { class: "life", viewBox: `0 0 ${T} ${L * 4}`, preserveAspectRatio: "none", role: "img", "aria-label": "Its life in each layer" });
+  const svg = makeSvg("svg", { class: "life", viewBox: `0 0 ${T} ${L * 4}`, preserveAspectRatio: "none", role: "img", "aria-label": "Its lifetime in each layer" });
   for (let l = 0; l < L; l++) {
     const end = Math.min(DROP[l][i], T);
     svg.append(makeSvg("rect", { x: 0, y: l * 4 + 0.5, width: T, height: 3, class: "room" }));
@@ -135,14 +135,14 @@ function drawDetail() {
   const body = byId("detail-body"), i = subject();
   byId("detail").classList.toggle("empty", i < 0);
   if (i < 0) {
-    body.replaceChildren(make("p", { class: "quiet" }, "Point at a token, or walk with the arrow keys: when it was dropped, by whom, and where it lives on. Click or press enter to hold it."));
+    body.replaceChildren(make("p", { class: "quiet" }, "Point at a token, or move with the arrow keys, to see when it was dropped, by which token, and which layers keep it. Click or press enter to select it."));
     return;
   }
   const parts = [make("p", { class: "big", dir: "auto" }, shown(i))];
-  const origin = i >= DATA.prompt ? "written by the model" : "given";
-  const natures = new Set([DATA.kinds[DATA.kind[i]], DATA.speeches[DATA.speech[i]]]);
-  natures.delete(undefined);
-  parts.push(make("p", { class: "quiet" }, [`token ${i}`, origin, ...natures].join(", ")));
+  const origin = i >= DATA.prompt ? "generated" : "prompt";
+  const labels = new Set([DATA.kinds[DATA.kind[i]], DATA.speeches[DATA.speech[i]]]);
+  labels.delete(undefined);
+  parts.push(make("p", { class: "quiet" }, [`token ${i}`, origin, ...labels].join(", ")));
   const { dropped } = relations(i);
   if (view.layer !== ALL) {
     const step = DROP[view.layer][i];
@@ -150,11 +150,11 @@ function drawDetail() {
     if (step < T) {
       const later = step - i === 1 ? "the next token" : `${step - i} tokens later`;
       fate.append(`Dropped in ${layerName(view.layer)} by `, tokenButton(step), ` (token ${step}, ${later}).`);
-    } else fate.append(`${layerName(view.layer)[0].toUpperCase()}${layerName(view.layer).slice(1)} holds it to the end.`);
+    } else fate.append(`${layerName(view.layer)[0].toUpperCase()}${layerName(view.layer).slice(1)} keeps it to the end.`);
     parts.push(fate);
   }
-  const lives = DROP.flatMap((drop, l) => (drop[i] >= T ? [DATA.layers[l]] : []));
-  parts.push(make("p", { id: "lives" }, lives.length === 0 ? "It lives on in no layer." : lives.length === L ? "It lives on in every layer." : `It lives on in ${lives.length === 1 ? "layer" : "layers"} ${lives.join(", ")}.`));
+  const keepers = DROP.flatMap((drop, l) => (drop[i] >= T ? [DATA.layers[l]] : []));
+  parts.push(make("p", { id: "lives" }, keepers.length === 0 ? "No layer keeps it to the end." : keepers.length === L ? "Every layer keeps it to the end." : `Kept to the end in ${keepers.length === 1 ? "layer" : "layers"} ${keepers.join(", ")}.`));
   parts.push(lifeBars(i));
   const list = make("p", { id: "dropped-list" });
   if (dropped.size === 0) list.append("It dropped nothing", view.layer === ALL ? " in any layer." : " here.");
@@ -168,7 +168,7 @@ function drawDetail() {
   body.replaceChildren(...parts);
 }
 
-// the token above or below: the nearest in x on the next line of the screen
+// the token above or below: the nearest in x on the adjacent line
 function vertical(i, down) {
   const here = spans[i].getBoundingClientRect();
   let best = i, top = null, distance = Infinity;
@@ -183,7 +183,7 @@ function vertical(i, down) {
   return best;
 }
 
-function walk(i) {
+function focusToken(i) {
   const last = text.querySelector('[tabindex="0"]');
   if (last) last.tabIndex = -1;
   spans[i].tabIndex = 0;
@@ -215,7 +215,7 @@ function listenText() {
     if (event.key === "ArrowUp" || event.key === "ArrowDown") to = vertical(i, event.key === "ArrowDown");
     if (event.key === "Enter") change({ selected: view.selected === i ? -1 : i });
     else if (to === undefined) return;
-    else walk(Math.max(0, Math.min(T - 1, to)));
+    else focusToken(Math.max(0, Math.min(T - 1, to)));
     event.preventDefault();
   });
 }

@@ -1,4 +1,4 @@
-// The view: what is being looked at. Parts subscribe; one change draws once a frame.
+// The view: the state of the page. Parts subscribe to changes, which are drawn once per frame.
 
 const view = { t: T - 1, layer: 0, focus: -1, selected: -1, playing: false };
 const listeners = [];
@@ -17,7 +17,7 @@ function flush() {
   for (const listener of listeners) listener(changed, before);
 }
 
-// the token that the page speaks of: the one under the pointer or the keys, else the selected one
+// the token whose details are shown: the one under the pointer or keyboard focus, else the selected one
 function subject() {
   return view.focus >= 0 ? view.focus : view.selected;
 }
@@ -26,7 +26,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// an element with text as text: nothing here is ever parsed as HTML
+// an element whose text is never parsed as HTML
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
@@ -40,7 +40,7 @@ function makeSvg(tag, attributes = {}) {
   return element;
 }
 
-// a token as a reader can see it in a sentence
+// a token as shown within a sentence
 function shown(i) {
   const token = DATA.tokens[i];
   if (token === "") {
@@ -72,7 +72,7 @@ function colours() {
   return palette;
 }
 
-// a canvas as sharp as the screen; returns its context in CSS pixels
+// scale a canvas to the screen's resolution; returns its context in CSS pixels
 function fitted(canvas, width, height) {
   const ratio = window.devicePixelRatio || 1;
   canvas.width = Math.round(width * ratio);
