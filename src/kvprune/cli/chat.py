@@ -62,12 +62,12 @@ def chat(
              "protect_recent": protect_recent}  # fmt: skip
     rules = {name: value for name, value in rules.items() if value is not None}
 
-    from kvprune.adapters.loading import load
+    from kvprune.adapters.load import load_with_tokenizer
     from kvprune.chat import Chat
     from kvprune.integration.handle import Pruned
 
     quiet()
-    loaded = load(model, adapter, dtype, device, merge=True)
+    loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
     if template is not None:
         loaded.tokenizer.chat_template = _read(template)
     if rules:

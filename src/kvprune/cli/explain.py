@@ -55,11 +55,11 @@ def explain(
 
     import torch
 
-    from kvprune.adapters.loading import load
+    from kvprune.adapters.load import load_with_tokenizer
     from kvprune.explain.prompt import trace_prompt
 
     quiet()
-    loaded = load(model, adapter, merge=True)
+    loaded = load_with_tokenizer(model, adapter, merge=True)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     torch.manual_seed(seed)
     trace = trace_prompt(pruned, tokenizer, prompt, write, do_sample=sample)
@@ -83,13 +83,13 @@ def _study_corpus(
     folder: Path,
     as_json: bool,
 ) -> None:
-    from kvprune.adapters.loading import load
+    from kvprune.adapters.load import load_with_tokenizer
     from kvprune.explain import figures
     from kvprune.explain.context_switch import TEXTS
     from kvprune.explain.corpus_study import study_corpus
 
     quiet()
-    loaded = load(model, adapter, merge=True)
+    loaded = load_with_tokenizer(model, adapter, merge=True)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
     texts = tuple(_read_text(file) for file in switch) if switch else TEXTS
     study = study_corpus(pruned, tokenizer, corpus, length, rows, texts)

@@ -31,11 +31,11 @@ def generate(
 
     import torch
 
-    from kvprune.adapters.loading import load
+    from kvprune.adapters.load import load_with_tokenizer
     from kvprune.chat.generate import generate as run
 
     quiet()
-    loaded = load(model, adapter, merge=True)
+    loaded = load_with_tokenizer(model, adapter, merge=True)
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
     options = {"do_sample": sample, **({"temperature": temperature} if sample else {})}

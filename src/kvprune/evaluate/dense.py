@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from transformers import PreTrainedModel
 
-from kvprune.adapters.loading import Loaded, move
+from kvprune.adapters.load import Loaded, move
 from kvprune.adapters.pretrained import load_base
 from kvprune.config import DenseConfig
 from kvprune.errors import PruneError

@@ -225,7 +225,7 @@ class Pruned:
 
     def save(self, path: str | Path) -> Path:
         """Write the interaction weights and the configuration into the folder; returns the file."""
-        from kvprune.adapters.saving import save
+        from kvprune.adapters.save import save
 
         return save(self, path)
 

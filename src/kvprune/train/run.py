@@ -9,8 +9,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from kvprune.adapters import lora
+from kvprune.adapters.load import load
 from kvprune.adapters.pretrained import load_base, load_tokenizer
-from kvprune.adapters.saving import is_whole, load
+from kvprune.adapters.resolve import own_name, resolve
+from kvprune.adapters.saved_file import is_full_model
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
@@ -54,6 +56,7 @@ def run(
             f"{folder} holds a run already ({found.name}); go on with --resume, or choose "
             f"another folder with --out"
         )
+    _refuse_adapter(recipe.model)
     model, tokenizer = load_base(recipe.model, "float32"), load_tokenizer(recipe.model)
     limit = max_positions(model)
     if limit is not None and recipe.data.length > limit:
@@ -97,12 +100,24 @@ def run(
     return Trained(str(folder), trainer.state.global_step, metrics)
 
 
+def _refuse_adapter(name: str) -> None:
+    """A base can be trained; what an adapter has learned would be silently left out."""
+    if own_name(name) is not None:
+        return
+    location = resolve(name)
+    if location.adapter is not None and location.fine_tuned_from is None:
+        raise PruneError(
+            f"cannot load the model {name!r} to train it: it is an adapter of {location.base}; "
+            f"train {location.base}, with --start FOLDER to continue from an adapter's folder"
+        )
+
+
 def _go_on(recipe: Recipe, model: PreTrainedModel) -> Pruned:
     """What an earlier run saved: its adapter on the base, or its whole model."""
     assert recipe.start is not None
     if not Path(recipe.start).is_dir():
         raise PruneError(f"{recipe.start} is no folder to go on from; name one of an earlier run")
-    whole = is_whole(Path(recipe.start))
+    whole = is_full_model(Path(recipe.start))
     if whole != (recipe.train.tune == "all"):
         holds = "a whole model" if whole else "an adapter"
         raise PruneError(

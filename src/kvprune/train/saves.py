@@ -11,7 +11,10 @@ from typing import Any
 
 from torch import nn
 
-from kvprune.adapters import lora, saving
+from kvprune.adapters import lora
+from kvprune.adapters.load import fill
+from kvprune.adapters.save import describe_base, save
+from kvprune.adapters.saved_file import FILE
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 from kvprune.train.card import model_card
@@ -27,7 +30,7 @@ INTERACTION = ".interaction."  # in the name of every interaction weight
 
 
 class SavingTrainer(WholeTrainer):
-    """See kvprune.adapters.saving for what lies in which folder."""
+    """See kvprune.adapters.saved_file for what lies in which folder."""
 
     config: TrainConfig
     pruned: Pruned
@@ -53,7 +56,7 @@ class SavingTrainer(WholeTrainer):
         elif self.processing_class is not None:
             self.processing_class.save_pretrained(str(folder))
         # last, so that a folder with this file is complete
-        saving.save(self.pruned, folder, state_dict)
+        save(self.pruned, folder, state_dict)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write README.md into the run's folder, as push_to_hub does.
@@ -67,7 +70,7 @@ class SavingTrainer(WholeTrainer):
         card = model_card(
             self.config,
             name=self.args.hub_model_id or kwargs.get("model_name") or self.folder.name,
-            base=kwargs.get("finetuned_from") or saving.base_of(self.pruned.model)["name"],
+            base=kwargs.get("finetuned_from") or describe_base(self.pruned.model)["name"],
             data=[data] if isinstance(data, str) else data,
             measured=self.last_evaluation(),
             settings=kwargs.get("settings"),
@@ -87,7 +90,7 @@ class SavingTrainer(WholeTrainer):
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         """Trainer copies the files that it knows of into the folder that it pushes; and ours."""
         if self.is_world_process_zero():
-            for name in (saving.FILE, lora.CONFIG, lora.WEIGHTS):
+            for name in (FILE, lora.CONFIG, lora.WEIGHTS):
                 if (Path(checkpoint_folder) / name).is_file():
                     shutil.copy(Path(checkpoint_folder) / name, self.folder / name)
         super()._push_from_checkpoint(checkpoint_folder)
@@ -108,7 +111,7 @@ class SavingTrainer(WholeTrainer):
             return
         if self.config.tune == "all":
             super()._load_from_checkpoint(checkpoint, model)
-        saving.fill(self.pruned, checkpoint)
+        fill(self.pruned, checkpoint)
 
     def _load_best_model(self) -> None:
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))

@@ -106,10 +106,12 @@ def load_config(name: str | Path) -> PreTrainedConfig:
     """A model's configuration by name; the four sizes of GPT-2 need no network."""
     from transformers import AutoConfig, GPT2Config
 
-    from kvprune.adapters.pretrained import OWN, own_name, readable
+    from kvprune.adapters.pretrained import readable
+    from kvprune.adapters.resolve import OWN, own_name, resolve_base
 
-    if own_name(name):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(readable(name))
+    base = resolve_base(name).base
+    if own_name(base):
+        config: PreTrainedConfig = AutoConfig.from_pretrained(readable(base))
         # stored in half precision to be small, run in float32
         config.dtype = "float32"
         return config
@@ -117,7 +119,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         layers, heads, width = GPT2_SIZES[str(name)]
         return GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
     try:
-        return AutoConfig.from_pretrained(name)
+        return AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PruneError(

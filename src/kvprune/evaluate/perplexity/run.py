@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvprune.adapters import loading
+from kvprune.adapters.load import Loaded, load_with_tokenizer
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
 from kvprune.evaluate import dense as beside
@@ -68,7 +68,7 @@ def run(
     """
     if out is not None:
         drawing.need_matplotlib()
-    loaded = loading.load(model, adapter, dtype, device)
+    loaded = load_with_tokenizer(model, adapter, dtype, device)
     limit = max_positions(loaded.host)
     length = min(limit or LENGTH, LENGTH) if length is None else length
     if limit is not None and length > limit:
@@ -107,7 +107,7 @@ def run(
 
 
 def _text(
-    loaded: loading.Loaded,
+    loaded: Loaded,
     data: str,
     text_field: str,
     length: int,

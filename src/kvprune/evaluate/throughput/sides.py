@@ -13,9 +13,10 @@ from torch import Tensor
 from transformers.cache_utils import Cache
 
 from kvprune import tiny
-from kvprune.adapters import lora, saving
-from kvprune.adapters.loading import resolve
+from kvprune.adapters import lora
+from kvprune.adapters.load import load
 from kvprune.adapters.pretrained import load_base, load_tokenizer
+from kvprune.adapters.resolve import resolve
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.config import (
     Config,
@@ -80,9 +81,9 @@ def load_sides(
     folder = Path(place.adapter)
     shares = folder.is_dir() and not lora.is_saved_in(folder)
     model = twin(plain) if shares else load_base(place.base, dtype)
-    pruned = saving.load(model, place.adapter, merge=True)
+    pruned = load(model, place.adapter, merge=True)
     pruned.model.eval()
-    return Loaded(plain, pruned, _tokens(place.base, text or tiny.text_file("held_out")))
+    return Loaded(plain, pruned, _tokens(place.tokenizer, text or tiny.text_file("held_out")))
 
 
 def realistic(loaded: Loaded, static: bool = False) -> list[Side]:

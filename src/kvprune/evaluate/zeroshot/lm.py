@@ -8,7 +8,7 @@ import torch
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
 
-from kvprune.adapters import loading
+from kvprune.adapters.load import Loaded, load_with_tokenizer
 from kvprune.evaluate.reader import dropped_by, last_drop_step
 from kvprune.integration.unwrap import unwrap
 
@@ -26,14 +26,14 @@ class PrunedLM(HFLM):
 
     def __init__(
         self,
-        pretrained: str | loading.Loaded,
+        pretrained: str | Loaded,
         adapter: str | None = None,
         dtype: str = "auto",
         device: str | None = None,
         **options: Any,
     ) -> None:
         if isinstance(pretrained, str):
-            pretrained = loading.load(pretrained, adapter, dtype, device)
+            pretrained = load_with_tokenizer(pretrained, adapter, dtype, device)
         self.loaded = pretrained
         model, self.pruned = unwrap(pretrained.model)
         # of each request that was scored so far, in their order

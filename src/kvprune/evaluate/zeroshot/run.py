@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvprune.adapters import loading
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
 from kvprune.evaluate import dense as beside
@@ -194,7 +194,7 @@ def run(
         # a bad file is found before the model is loaded, and not after hours
         for task in tasks:
             read(files, task)
-    loaded = loading.load(model, adapter, dtype, device)
+    loaded = load_with_tokenizer(model, adapter, dtype, device)
     about = {
         "model": model,
         "adapter": adapter,

@@ -52,7 +52,7 @@ def test_adapters_load_onto_a_name_or_a_model(trained):
     made, folder = trained
     ids = random_ids(2, 24)
     if made.config.tune == "all":
-        with pytest.raises(PruneError, match="whole fine-tuned model"):
+        with pytest.raises(PruneError, match="full fine-tuned model"):
             kvprune.load(str(folder / "base"), folder / "out")
         base = AutoModelForCausalLM.from_pretrained(folder / "out")
     else:

@@ -10,7 +10,8 @@ import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import PruneError, PruningConfig
-from kvprune.adapters.saving import FILE, write_atomically
+from kvprune.adapters.saved_file import FILE
+from kvprune.utils.files import write_atomically
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_missing_or_damaged(saved, tmp_path):
     with pytest.raises(PruneError, match="damaged"):
         kvprune.load(model, saved[1])
     save_file({"x": torch.zeros(1)}, saved[1] / FILE)
-    with pytest.raises(PruneError, match="not a file of kvprune's"):
+    with pytest.raises(PruneError, match="not written by kvprune"):
         kvprune.load(model, saved[1])
 
 

@@ -15,10 +15,12 @@ import fake_registry
 import kvprune
 import zoo
 from kvprune import PruneError
-from kvprune.adapters import lora, registry, saving, source
-from kvprune.adapters.loading import load, resolve
+from kvprune.adapters import lora, registry, source
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.adapters.packing import pack
 from kvprune.adapters.pretrained import load_base, load_tokenizer
+from kvprune.adapters.resolve import resolve
+from kvprune.adapters.saved_file import FILE, read_about
 from kvprune.cli import app
 
 
@@ -48,8 +50,8 @@ def test_names(adapters, tmp_path):
     assert registry.find_adapter("little-50").name == "little-50"
     assert registry.find_adapter("little-dense") is None
     assert registry.find_adapter("gpt2") is None
-    assert resolve("little-80") == ("little", "little-80", None)
-    assert resolve("little-dense") == ("little-dense", None, None)
+    assert resolve("little-80") == ("little", "little", "little-80", None)
+    assert resolve("little-dense") == ("little", "little", None, None)
 
 
 def test_each_name_loads_its_own(adapters, tmp_path):
@@ -62,24 +64,24 @@ def test_each_name_loads_its_own(adapters, tmp_path):
     assert default.model.config.name_or_path == "little"
     assert default.model.dtype == torch.float32
     # the commands' way gives the same, and the tokenizer of the base
-    loaded = load("little-80")
+    loaded = load_with_tokenizer("little-80")
     assert same(loaded.model, other)
     assert loaded.tokenizer.get_vocab() == load_tokenizer("little").get_vocab()
-    dense = load("little-dense")
+    dense = load_with_tokenizer("little-dense")
     assert dense.host is dense.model
     assert not torch.equal(dense.host(torch.arange(9)[None]).logits, torch.zeros(1))
 
 
 def test_packed_is_half_as_large_and_says_no_path(adapters, tmp_path):
     entry = fake_registry.packed(tmp_path, "little-50")
-    before = load_file(tmp_path / "run little-50" / saving.FILE)
-    after = load_file(entry.folder / saving.FILE)
+    before = load_file(tmp_path / "run little-50" / FILE)
+    after = load_file(entry.folder / FILE)
     for name, tensor in before.items():
         assert after[name].dtype == (torch.bfloat16 if tensor.dim() == 2 else torch.float32)
         assert torch.equal(after[name], tensor.to(after[name].dtype))
-    assert saving.read(entry.folder / saving.FILE)[0]["base"]["name"] == "little"
-    assert entry.size == (entry.folder / saving.FILE).stat().st_size
-    assert entry.size < 0.7 * (tmp_path / "run little-50" / saving.FILE).stat().st_size
+    assert read_about(entry.folder / FILE)["base"]["name"] == "little"
+    assert entry.size == (entry.folder / FILE).stat().st_size
+    assert entry.size < 0.7 * (tmp_path / "run little-50" / FILE).stat().st_size
     assert (entry.folder / "README.md").read_text() == "# A card\n"
 
 
@@ -129,9 +131,9 @@ def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
             "no adapter is the default of little; use little-50",
         ),
         ({"little-50": {}}, "little-70", "there is no adapter little-70; use little-50"),
-        ({"little-50": {"default": True}, "little-80": {"default": True}}, "little", "both say"),
+        ({"little-50": {"default": True}, "little-80": {"default": True}}, "little", "both marked"),
         ({"little-50": {"base": "large"}}, "little", "names the base 'large'"),
-        ({"other-50": {}}, "little", "begin with it"),
+        ({"other-50": {}}, "little", "must begin with it"),
         ({"little-50": {"colour": "red"}}, "little", "does not describe an adapter.*colour"),
     ],
 )
@@ -149,12 +151,12 @@ def test_a_folder_of_the_users_own_may_be_called_alike(adapters, tmp_path, monke
     model = load_base("little")
     kvprune.attach(model, kvprune.PruningConfig(rank=8)).save("little-mine")
     assert kvprune.load("little-mine").config.rank == 8
-    assert resolve("little-mine") == ("little", "little-mine", None)
+    assert resolve("little-mine") == ("little", "little", "little-mine", None)
 
 
-def test_other_weights_than_those_of_training_are_told_once(adapters, tmp_path, capsys):
+def test_other_weights_than_those_of_training_are_printed_once(adapters, tmp_path, capsys):
     fake_registry.packed(tmp_path, "little-50", default=True, source="hub")
-    source._told.clear()
+    source._printed.clear()
     kvprune.load("little")
     kvprune.load("little")
     said = capsys.readouterr().err
@@ -201,7 +203,7 @@ def test_the_packages_own_adapters_are_whole():
     for entry in registry.entries():
         assert entry.size <= LARGEST
         assert (entry.folder / CARD).is_file()
-        assert saving.read(entry.folder / saving.FILE)[0]["base"]["name"] == entry.base.name
+        assert read_about(entry.folder / FILE)["base"]["name"] == entry.base.name
         for file in entry.folder.glob(registry.WEIGHTS):
             assert {t.dtype for t in load_file(file).values() if t.dim() == 2} == {torch.bfloat16}
 
