@@ -5,8 +5,8 @@ VERBOSITY = transformers.logging.get_verbosity()
 
 
 @pytest.fixture(autouse=True)
-def own_verbosity():
-    """Commands turn transformers' talk down, which is theirs to do in a process of their own."""
+def restore_verbosity():
+    """Undo what commands change: they lower the verbosity of transformers for their process."""
     transformers.logging.set_verbosity(VERBOSITY)
     yield
     transformers.logging.set_verbosity(VERBOSITY)

@@ -1,7 +1,9 @@
-"""What several tests need."""
+"""Inputs, models and masks that several tests share."""
 
 import torch
 from torch import Tensor
+
+import kvprune
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -10,7 +12,7 @@ def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Te
 
 
 def real_tokens(B: int, T: int, padding: str) -> Tensor | None:
-    """Which tokens are real: "none" padded, or each row but the first on the "left" or "right"."""
+    """Which tokens are real; padding of all rows but the first: "none", "left" or "right"."""
     if padding == "none":
         return None
     real = torch.ones(B, T, dtype=torch.bool)
@@ -24,7 +26,7 @@ def real_tokens(B: int, T: int, padding: str) -> Tensor | None:
 
 
 def uneven_gates(pruned, seed: int = 0, spread: float = 1.5) -> None:
-    """Random interactions that drop much in some layers and rows, little in others."""
+    """Random interactions that drop many tokens in some layers and rows, few in others."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for i, interaction in enumerate(pruned.interactions):
@@ -36,3 +38,37 @@ def uneven_gates(pruned, seed: int = 0, spread: float = 1.5) -> None:
 def random_ids(B: int, T: int, seed: int = 0, vocab: int = 101) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab, (B, T), generator=generator)
+
+
+def attach_uneven(model, seed: int = 0, **options) -> kvprune.Pruned:
+    """Attach with uneven gates; options: fields of PruningConfig."""
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, **options))
+    uneven_gates(pruned, seed)
+    return pruned
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """Positions of the real tokens; not every model derives them from the mask."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def full_logits(model, ids: Tensor, mask: Tensor) -> Tensor:
+    """The logits of every position by one forward pass without a cache."""
+    positions = position_ids(mask)
+    with torch.no_grad():
+        return model(
+            ids, attention_mask=mask.long(), position_ids=positions, use_cache=False
+        ).logits
+
+
+def visible(drop_step: Tensor) -> Tensor:
+    """Query × key: which tokens each token sees, from the drop steps (..., T)."""
+    k = torch.arange(drop_step.shape[-1])
+    return (k <= k[:, None]) & (k[:, None] < drop_step[..., None, :])
+
+
+def real_pairs(real: Tensor | None, B: int, T: int) -> Tensor:
+    """Query × key: the pairs of two real tokens, (B, T, T)."""
+    if real is None:
+        return torch.ones(B, T, T, dtype=torch.bool)
+    return real[:, :, None] & real[:, None]

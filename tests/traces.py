@@ -5,7 +5,7 @@ import torch
 
 import kvprune
 import zoo
-from helpers import uneven_gates
+from helpers import attach_uneven
 from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.explain import Trace
 
@@ -18,10 +18,7 @@ def tokenizer():
 
 
 def pruned_model(family: str = "gpt2", **options) -> kvprune.Pruned:
-    model = zoo.make(family, vocab_size=VOCAB)
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, **options))
-    uneven_gates(pruned)
-    return pruned
+    return attach_uneven(zoo.make(family, vocab_size=VOCAB), **options)
 
 
 def random_trace(L: int, T: int, seed: int = 0, tokens: tuple[str, ...] | None = None) -> Trace:

@@ -1,6 +1,6 @@
-"""Tiny random causal LMs, one a family, built from configs: no network, the same for a seed.
+"""Tiny random causal LMs, one per family, built from configs: no network, fixed by the seed.
 
-Weights are wide enough that attention is far from uniform and logits vary. There is no end token,
+Weights are large enough that attention is far from uniform and logits vary. There is no end token,
 so that generation always runs to its full length.
 """
 
@@ -41,7 +41,7 @@ GPT2 = {
     "eos_token_id": None,
 }
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-# a window this small is shorter than the texts of the tests
+# shorter than the texts of the tests
 SLIDING = {"sliding_window": 16, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 FAMILIES: dict[str, tuple[str, dict]] = {
@@ -147,7 +147,7 @@ FAMILIES: dict[str, tuple[str, dict]] = {
             "topk_group": 1,
         },
     ),
-    # attention beside Mamba, convolution or linear attention
+    # hybrids of attention with Mamba, convolution or linear attention
     "bamba": (
         "BambaConfig",
         GROUPED
@@ -241,7 +241,7 @@ REFUSALS: dict[str, tuple[str, str, dict]] = {
         "MambaConfig",
         {"vocab_size": VOCAB, "hidden_size": 64, "state_size": 8, "num_hidden_layers": 2},
     ),
-    # every layer slides
+    # sliding attention in every layer
     "mistral_sliding": ("MistralForCausalLM", "MistralConfig", GROUPED | {"sliding_window": 8}),
 }
 
@@ -267,7 +267,7 @@ REFUSED: dict[str, Callable[..., PreTrainedModel]] = {
 
 
 def make(name: str, seed: int = 0, **overrides) -> PreTrainedModel:
-    """A fresh model of ZOO or REFUSED; overrides: config fields, or attn_implementation."""
+    """A new model of ZOO or REFUSED; overrides: config fields, or attn_implementation."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return (ZOO | REFUSED)[name](**overrides)

@@ -1,4 +1,4 @@
-"""Invariants that every supported model passes, on tiny random models from configs."""
+"""Invariants of every supported architecture, on tiny random models built from configs."""
 
 import copy
 
@@ -8,78 +8,64 @@ from torch.testing import assert_close
 
 import kvprune
 import zoo
-from helpers import random_ids, real_tokens, uneven_gates
+from helpers import attach_uneven, full_logits, random_ids, real_tokens
 from naive import naive_pruning
 
-# float32 noise of logits of size 1.5; the recurrent layers of Qwen3-Next amplify it
+# rounding of float32 logits of about 1.5; the recurrent layers of Qwen3-Next amplify it
 TOLERANCE = {"qwen3_next": 5e-4}
-ALL = list(zoo.ZOO)
 
 
-def positions(real):
-    """Left padding moves the positions; some models do not see to that by themselves."""
-    return (real.cumsum(-1) - 1).clamp(min=0)
+@pytest.fixture(params=list(zoo.ZOO))
+def model_and_tolerance(request):
+    return zoo.make(request.param), TOLERANCE.get(request.param, 5e-5)
 
 
-def forward(model, ids, real):
-    return model(
-        ids, attention_mask=real.long(), position_ids=positions(real), use_cache=False
-    ).logits
-
-
-@pytest.fixture(params=ALL)
-def case(request):
-    return request.param, zoo.make(request.param), TOLERANCE.get(request.param, 5e-5)
-
-
-def test_open_gates_change_nothing_and_detach_leaves_no_trace(case):
-    _, model, tolerance = case
+def test_open_gates_and_detach_leave_the_model_unchanged(model_and_tolerance):
+    model, tolerance = model_and_tolerance
     ids, real = random_ids(2, 40), real_tokens(2, 40, "left")
-    modules = list(model.state_dict())
+    names = list(model.state_dict())
     config = model.config
     with torch.no_grad():
-        want, want_padded = model(ids).logits, forward(model, ids, real)
+        want, want_padded = model(ids).logits, full_logits(model, ids, real)
         with kvprune.attach(model, kvprune.PruningConfig(rank=8, beta=1e4)) as pruned:
             assert_close(model(ids).logits, want, atol=tolerance, rtol=0)
             assert pruned.sparsity().total == 0
-            got = forward(model, ids, real)
+            got = full_logits(model, ids, real)
             assert_close(got[real], want_padded[real], atol=tolerance, rtol=0)
             pruned.hard = False
             assert_close(model(ids).logits, want, atol=tolerance, rtol=0)
         assert torch.equal(model(ids).logits, want)
-    assert list(model.state_dict()) == modules
+    assert list(model.state_dict()) == names
     assert model.config is config
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 @pytest.mark.parametrize("alpha", [float("inf"), 1.0, 3.0])
-def test_equals_the_naive_model(case, alpha, padding):
+def test_logits_equal_naive_pruning(model_and_tolerance, alpha, padding):
     """Hard and soft, padded: the logits of a model pruned with n × n matrices."""
-    _, model, tolerance = case
+    model, tolerance = model_and_tolerance
     ids, real = random_ids(2, 48), real_tokens(2, 48, padding)
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, alpha=min(alpha, 1e9)))
-    uneven_gates(pruned)
+    pruned = attach_uneven(model, alpha=min(alpha, 1e9))
     pruned.hard = alpha == float("inf")
     with torch.no_grad():
-        got = forward(model, ids, real)
-        share = pruned.sparsity()
+        got = full_logits(model, ids, real)
+        sparsity = pruned.sparsity()
         weights = {
             layer.name: copy.deepcopy(layer.interaction).state_dict() for layer in pruned.layers
         }
         pruned.detach()
-        dense = forward(model, ids, real)
+        dense = full_logits(model, ids, real)
         with naive_pruning(model, weights, real, alpha):
-            want = forward(model, ids, real)
-    assert 0.05 < share.total < 0.99, share
+            want = full_logits(model, ids, real)
+    assert 0.05 < sparsity.total < 0.99, sparsity
     assert (want - dense)[real].abs().max() > 0.1, "pruning changed nothing"
     assert_close(got[real], want[real], atol=4 * tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2", "gpt_neox", "gpt_oss", "deepseek_v3"])
-def test_later_tokens_change_no_earlier_output(name):
+def test_later_tokens_do_not_change_earlier_outputs(name):
     model = zoo.make(name)
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, alpha=2.0))
-    uneven_gates(pruned)
+    pruned = attach_uneven(model, alpha=2.0)
     ids = random_ids(1, 40)
     changed = ids.clone()
     changed[:, 30:] = random_ids(1, 10, seed=9)
@@ -94,8 +80,7 @@ def test_later_tokens_change_no_earlier_output(name):
 @pytest.mark.parametrize("depth_tied", [False, True])
 def test_checkpointing_gives_the_same_loss_and_gradients(name, depth_tied):
     model = zoo.make(name)
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, alpha=1.5, depth_tied=depth_tied))
-    uneven_gates(pruned)
+    pruned = attach_uneven(model, alpha=1.5, depth_tied=depth_tied)
     ids = random_ids(2, 33)
     model.train()
     results = []
@@ -115,10 +100,9 @@ def test_checkpointing_gives_the_same_loss_and_gradients(name, depth_tied):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_bfloat16_autocast_keeps_votes_in_float32(name):
-    """Half precision elsewhere changes hidden states a little, but no score is rounded to it."""
+    """Scores stay in float32 although hidden states are computed in half precision."""
     model = zoo.make(name)
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, alpha=1.5))
-    uneven_gates(pruned)
+    pruned = attach_uneven(model, alpha=1.5)
     ids = random_ids(2, 32)
     dtypes = []
     hook = pruned.interactions[0].register_forward_hook(
@@ -146,11 +130,12 @@ def test_half_precision_weights(name):
         model.train()
         model(ids, labels=ids).loss.backward()
         assert pruned.sparsity_loss().dtype == torch.float32
-        model.eval().to(torch.bfloat16)  # casts the interactions too; their maths stays float32
+        # also casts the interactions, which still compute in float32
+        model.eval().to(torch.bfloat16)
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("bert", "encoder"),
         ("t5", "encoder-decoder"),
@@ -161,19 +146,19 @@ def test_half_precision_weights(name):
         ("mistral_sliding", "sliding_window = None"),
     ],
 )
-def test_refused_with_a_reason(name, says):
+def test_unsupported_models_are_refused_with_a_reason(name, message):
     model = zoo.make(name)
-    before = dict(model.state_dict())
-    with pytest.raises(kvprune.PruneError, match=says):
+    names = model.state_dict().keys()
+    with pytest.raises(kvprune.PruneError, match=message):
         kvprune.attach(model)
-    assert model.state_dict().keys() == before.keys()
+    assert model.state_dict().keys() == names
 
 
 @pytest.mark.parametrize(
     ("name", "layers", "kind"),
     [("gemma2", 2, "sliding attention"), ("llama4", 1, "chunked attention"), ("gpt2", 3, None)],
 )
-def test_says_which_layers_are_left_alone(name, layers, kind):
+def test_reports_layers_that_are_not_pruned(name, layers, kind):
     pruned = kvprune.attach(zoo.make(name))
     assert len(pruned.layers) == len(pruned.interactions) == layers
     assert set(pruned.left_alone.values()) == ({kind} if kind else set())

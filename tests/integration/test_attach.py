@@ -1,4 +1,4 @@
-"""The contract of attach: switches, measurements, errors, and the way back."""
+"""attach: settings, measurements, errors, and detach."""
 
 import copy
 
@@ -9,7 +9,7 @@ from torch.testing import assert_close
 import kvprune
 import oracle
 import zoo
-from helpers import random_ids, real_tokens, uneven_gates
+from helpers import attach_uneven, random_ids, real_pairs, real_tokens, uneven_gates, visible
 from kvprune import NEVER, PruneError, PruningConfig
 
 
@@ -20,17 +20,15 @@ def model():
 
 @pytest.fixture
 def pruned(model):
-    pruned = kvprune.attach(model, PruningConfig(rank=8, alpha=1.5))
-    uneven_gates(pruned)
-    return pruned
+    return attach_uneven(model, alpha=1.5)
 
 
 def oracle_keeps(pruned, ids, real=None, alpha=None):
-    """Each layer's keep by the oracle, from the hidden states that the layer really got."""
-    seen = {}
+    """The keep of each layer by the oracle, from the hidden states that the layer received."""
+    hidden = {}
     hooks = [
         layer.interaction.register_forward_hook(
-            lambda module, args, output, layer=layer: seen.__setitem__(layer.name, args[0])
+            lambda module, args, output, layer=layer: hidden.__setitem__(layer.name, args[0])
         )
         for layer in pruned.layers
     ]
@@ -40,9 +38,9 @@ def oracle_keeps(pruned, ids, real=None, alpha=None):
         hook.remove()
     keeps = []
     for layer in pruned.layers:
-        x, own = seen[layer.name].double(), layer.interaction.double()
+        x, interaction = hidden[layer.name].double(), layer.interaction.double()
         with torch.no_grad():
-            args = (own.query(x), own.key(x), own.beta)
+            args = (interaction.query(x), interaction.key(x), interaction.beta)
             keeps.append(
                 oracle.hard_keep(*args, real=real)
                 if alpha is None
@@ -52,7 +50,7 @@ def oracle_keeps(pruned, ids, real=None, alpha=None):
     return keeps
 
 
-def test_the_names_of_the_contract(model):
+def test_public_names(model):
     pruned = kvprune.attach(model, PruningConfig(rank=16, beta=2.0))
     assert isinstance(pruned.interactions, torch.nn.ModuleList)
     assert len(pruned.interactions) == 3
@@ -86,7 +84,7 @@ def test_interactions_are_parameters_of_the_model(model, pruned):
     assert pruned.interactions[0].beta.dtype == torch.float64
 
 
-def test_sparsity_loss_is_the_papers(model, pruned):
+def test_sparsity_loss_equals_the_paper(model, pruned):
     ids = random_ids(2, 24)
     pruned.hard = False
     keeps = oracle_keeps(pruned, ids, alpha=1.5)
@@ -96,32 +94,28 @@ def test_sparsity_loss_is_the_papers(model, pruned):
     want = oracle.sparsity_loss(keeps)
     assert_close(pruned.sparsity_loss().double(), want, atol=1e-5, rtol=0)
     n, L = 24, 3
-    printed = sum(k[0].tril(-1).sum() + k[1].tril(-1).sum() for k in keeps)
-    assert_close(want, 2 / (L * n * (n - 1)) * printed / 2)
+    total = sum(k[0].tril(-1).sum() + k[1].tril(-1).sum() for k in keeps)
+    assert_close(want, 2 / (L * n * (n - 1)) * total / 2)
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 def test_sparsity_and_trace_against_the_oracle(model, pruned, padding):
     ids, real = random_ids(2, 40), real_tokens(2, 40, padding)
     keeps = oracle_keeps(pruned, ids, real)
-    share = pruned.sparsity()
+    sparsity = pruned.sparsity()
     want = torch.tensor(oracle.sparsity(keeps, real))
-    assert_close(share.per_layer, want.float(), atol=1e-6, rtol=0)
-    assert share.total == pytest.approx(float(want.mean()))
-    assert float(share) == share.total
-    assert 0.1 < share.total < 0.95
+    assert_close(sparsity.per_layer, want.float(), atol=1e-6, rtol=0)
+    assert sparsity.total == pytest.approx(float(want.mean()))
+    assert float(sparsity) == sparsity.total
+    assert 0.1 < sparsity.total < 0.95
     steps = pruned.trace(ids, None if real is None else real.long())
-    k = torch.arange(40)
-    visible = (k[None, :] <= k[:, None]) & (k[:, None] < steps[:, :, None, :])
-    pairs = torch.ones(40, 40, dtype=torch.bool)
-    if real is not None:
-        pairs = pairs & real[:, :, None] & real[:, None]
+    pairs = real_pairs(real, 2, 40)
     for layer, keep in enumerate(keeps):
-        assert torch.equal(visible[layer] & pairs, keep.bool() & pairs)
+        assert torch.equal(visible(steps[layer]) & pairs, keep.bool() & pairs)
     assert set(steps[steps > 39].tolist()) <= {NEVER}
 
 
-def test_trace_leaves_the_model_as_it_was(model, pruned):
+def test_trace_does_not_change_the_model(model, pruned):
     model.train()
     model.model.layers[1].eval()
     pruned.trace(random_ids(1, 12))
@@ -131,7 +125,7 @@ def test_trace_leaves_the_model_as_it_was(model, pruned):
     assert torch.equal(pruned.trace([5, 6, 7]), pruned.trace(torch.tensor([[5, 6, 7]])))
 
 
-def test_mode_chooses_the_gate(model, pruned):
+def test_training_mode_selects_the_gate(model, pruned):
     ids = random_ids(1, 30)
     with torch.no_grad():
         hard = model(ids).logits
@@ -150,8 +144,7 @@ def test_mode_chooses_the_gate(model, pruned):
 
 
 def test_depth_tied(model):
-    pruned = kvprune.attach(model, PruningConfig(rank=8, alpha=1.5, depth_tied=True))
-    uneven_gates(pruned)
+    pruned = attach_uneven(model, alpha=1.5, depth_tied=True)
     ids = random_ids(2, 40)
     steps = pruned.trace(ids)
     assert (steps[1:] <= steps[:-1]).all()
@@ -186,23 +179,22 @@ def test_protected_tokens_and_threshold(model):
 @pytest.mark.parametrize(
     "change", [{"threshold": 1.0}, {"protect_recent": 7}, {"protect_first": 3, "threshold": -1.0}]
 )
-def test_adjusted_is_as_if_attached_so(change):
+def test_adjust_equals_attaching_with_the_new_settings(change):
     ids = random_ids(2, 30)
-    pruned = kvprune.attach(zoo.make("llama"), PruningConfig(rank=8))
-    uneven_gates(pruned)
+    pruned = attach_uneven(zoo.make("llama"))
     before = pruned.trace(ids)
     pruned.adjust(**change)
     got, logits = pruned.trace(ids), pruned.model(ids).logits
     state = pruned.interactions.state_dict()
     pruned.detach()
-    anew = kvprune.attach(pruned.model, PruningConfig(rank=8, **change))
-    anew.interactions.load_state_dict(state)
-    assert torch.equal(got, anew.trace(ids))
+    reattached = kvprune.attach(pruned.model, PruningConfig(rank=8, **change))
+    reattached.interactions.load_state_dict(state)
+    assert torch.equal(got, reattached.trace(ids))
     assert not torch.equal(got, before)
-    assert_close(logits, anew.model(ids).logits)
+    assert_close(logits, reattached.model(ids).logits)
 
 
-def test_what_cannot_be_adjusted():
+def test_adjust_refuses_other_settings():
     pruned = kvprune.attach(zoo.make("gpt2"), PruningConfig(rank=8))
     with pytest.raises(PruneError, match="rank cannot be changed while attached, only threshold"):
         pruned.adjust(rank=4)
@@ -213,19 +205,19 @@ def test_what_cannot_be_adjusted():
     assert pruned.config == PruningConfig(rank=8)
 
 
-def test_a_copy_of_an_attached_model_stands_alone(model, pruned):
+def test_copy_of_an_attached_model_is_independent(model, pruned):
     model.train()
     ids = random_ids(2, 20)
     model(ids, labels=ids).loss.backward()
-    twin = copy.deepcopy(model).eval()
-    want = twin(ids).logits
+    clone = copy.deepcopy(model).eval()
+    want = clone(ids).logits
     with torch.no_grad():
         for p in model.parameters():
             p.zero_()
-    assert torch.equal(twin(ids).logits, want)
+    assert torch.equal(clone(ids).logits, want)
 
 
-def test_other_models_with_the_same_config_do_not_change():
+def test_models_that_share_the_config_do_not_change():
     first = zoo.make("gpt2")
     second = type(first)(first.config).eval()
     kvprune.attach(first)
@@ -233,32 +225,31 @@ def test_other_models_with_the_same_config_do_not_change():
     second(random_ids(1, 8))
 
 
-def test_attached_model_saves_and_loads_as_a_plain_one(model, pruned, tmp_path):
+def test_attached_model_is_saved_without_pruning(model, pruned, tmp_path):
     model.save_pretrained(tmp_path)
-    again = type(model).from_pretrained(tmp_path)
-    assert again.config._attn_implementation == "sdpa"
+    loaded = type(model).from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
     assert "kvprune" not in (tmp_path / "config.json").read_text()
 
 
-@pytest.mark.parametrize("enabled", [True, False])
-def test_reentrant_checkpointing_is_refused(model, pruned, enabled):
+def test_sparsity_loss_has_a_gradient_without_checkpointing(model, pruned):
     model.train()
-    if enabled:
-        model.gradient_checkpointing_enable({"use_reentrant": True})
-        model.enable_input_require_grads()
-    ids = random_ids(2, 16)
-    if not enabled:
-        model(ids, use_cache=False)
-        assert pruned.sparsity_loss().requires_grad
-        return
-    model(ids, use_cache=False)
+    model(random_ids(2, 16), use_cache=False)
+    assert pruned.sparsity_loss().requires_grad
+
+
+def test_reentrant_checkpointing_is_refused(model, pruned):
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.enable_input_require_grads()
+    model(random_ids(2, 16), use_cache=False)
     with pytest.raises(PruneError, match="use_reentrant"):
         pruned.sparsity_loss()
     with torch.no_grad():
         assert 0 < pruned.sparsity_loss() < 1
 
 
-def test_attaching_twice(model, pruned):
+def test_attaching_twice_is_refused(model, pruned):
     with pytest.raises(PruneError, match="attached already"):
         kvprune.attach(model)
     pruned.detach()
@@ -271,27 +262,27 @@ def test_detaching_twice_is_harmless(model, pruned):
     assert not hasattr(model.model.layers[0].self_attn, "interaction")
 
 
-def test_measuring_before_running(pruned):
+def test_sparsity_before_a_forward_pass_is_refused(pruned):
     with pytest.raises(PruneError, match="not run yet"):
         pruned.sparsity()
     with pytest.raises(PruneError, match="no training pass"):
         pruned.sparsity_loss()
 
 
-def test_changing_the_attention_while_attached(model, pruned):
+def test_changing_the_attention_while_attached_is_refused(model, pruned):
     model.set_attn_implementation("eager")
     with pytest.raises(PruneError, match="after attach"):
         model(random_ids(1, 8))
 
 
-def test_nan_in_weights(model):
+def test_nan_in_weights_is_refused(model):
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = float("nan")
     with pytest.raises(PruneError, match=r"layers\.1\.mlp\.up_proj\.weight"):
         kvprune.attach(model)
 
 
-def test_masks_that_are_refused(model, pruned):
+def test_unsupported_masks_are_refused(model, pruned):
     ids = random_ids(1, 8)
     with pytest.raises(PruneError, match="4-D"):
         model(ids, attention_mask=torch.zeros(1, 1, 8, 8))
@@ -299,20 +290,20 @@ def test_masks_that_are_refused(model, pruned):
         model(ids, position_ids=torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]]), use_cache=False)
 
 
-def test_not_a_transformers_model():
+def test_other_objects_are_refused():
     with pytest.raises(PruneError, match="Linear is not a transformers model"):
         kvprune.attach(torch.nn.Linear(2, 2))
     with pytest.raises(PruneError, match="no configuration"):
         kvprune.attach(zoo.make("gpt2"), {"rank": 4})
 
 
-def test_alpha_must_be_one(pruned):
+def test_invalid_alpha_is_refused(pruned):
     for bad in (0.5, float("nan"), "4"):
         with pytest.raises(PruneError, match="alpha"):
             pruned.alpha = bad
 
 
-def test_a_single_token(model, pruned):
+def test_single_token(model, pruned):
     for mode in (model.eval, model.train):
         mode()
         model(random_ids(2, 1))
