@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from kvprune.cache.record import Record
 from kvprune.cache.slots import Slots, SlotTable
 from kvprune.errors import PruneError
-from kvprune.ops.timeline import NEVER
+from kvprune.ops.never import NEVER
 
 
 @dataclass
@@ -27,49 +29,26 @@ class Held:
     index: Tensor  # (P,), which token of the sequence it is
 
 
-class Trace:
-    """When each token was dropped, by positions: what `PrunedCache(record=True)` keeps."""
-
-    def __init__(self) -> None:
-        self.step = torch.empty(0, 0, dtype=torch.long)  # (B, tokens), NEVER if it is still there
-
-    def note(self, token: Tensor, dropper: Tensor, length: int) -> None:
-        """The tokens (B, K) left with the droppers (B, K) or (B, 1); -1 is no token."""
-        B, old = len(token), self.step.shape[1]
-        step = torch.full((B, max(length, old) + 1), NEVER)
-        step[:, :old] = self.step if old else step[:, :0]
-        # nobody's column is the last one, which is cut off again
-        step.scatter_(1, token.cpu() % step.shape[1], dropper.cpu().expand_as(token))
-        self.step = step[:, :-1]
-
-    def crop(self, remove: int) -> None:
-        self.step = self.step[:, : self.step.shape[1] - remove].clone()
-        self.step[self.step >= self.step.shape[1]] = NEVER
-
-    def select(self, rows: Tensor) -> None:
-        self.step = self.step[rows.cpu()]
-
-
 class PrunedLayer(CacheLayerMixin):
     """One layer's survivors. The attention function fills it; `update` only passes through."""
 
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, rank: int, extra: dict[str, tuple[int, ...]] | None = None):
+    def __init__(self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None):
         super().__init__()
-        self.rank, self.extra = rank, extra or {}
+        self.rank, self.columns = rank, dict(columns or {})
         self.table: SlotTable | None = None
         self.seen = 0  # tokens read, pads included: what transformers counts positions by
         self.record_past = False
         self.held: Held | None = None
-        self.trace: Trace | None = None
+        self.record: Record | None = None
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         B, H, _, D = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
         self.table = SlotTable(
-            B, H, D, value_dim=value_states.shape[-1], rank=self.rank, extra=self.extra,
+            B, H, D, value_dim=value_states.shape[-1], rank=self.rank, extra=self.columns,
             dtype=self.dtype, device=self.device,
         )  # fmt: skip
         self.is_initialized = True
@@ -100,10 +79,16 @@ class PrunedLayer(CacheLayerMixin):
         tokens = held.tokens._replace(valid=held.tokens.valid & (held.step == NEVER))
         return _join(slots, tokens)
 
-    def absorb(self, tokens: Slots, step: Tensor) -> None:
+    def past_columns(self) -> dict[str, Tensor]:
+        """What the method stores with each of the table's slots: (B, S, ...)."""
+        assert self.table is not None
+        return {name: self.table.columns[name][:, : self.table.width] for name in self.columns}
+
+    def absorb(self, tokens: Slots, step: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Take in what was read: `step` (B, P + T) says when each past and new key is dropped.
 
         Steps are relative to the first new token. While the past is recorded all is held back.
+        `columns`: what the method stores with each new token.
         """
         assert self.table is not None
         T = tokens.token.shape[1]
@@ -111,7 +96,7 @@ class PrunedLayer(CacheLayerMixin):
         if not self.record_past and self.held is None:
             self.table.remove((step[:, :P] < NEVER) & self.table.get().valid)
             stays = step[:, P:] == NEVER
-            self.table.push(*tokens[:4], valid=None if bool(stays.all()) else stays)
+            self.table.push(*tokens[:4], valid=None if bool(stays.all()) else stays, **columns)
         else:
             self._hold(tokens, step)
         self.seen += T
@@ -158,8 +143,8 @@ class PrunedLayer(CacheLayerMixin):
             valid=alive[:, :stay],
         )
         self.held, self.seen = None, cut
-        if self.trace is not None:
-            self.trace.crop(remove)
+        if self.record is not None:
+            self.record.crop(remove)
 
     def activate_past_recording(self) -> None:
         self.record_past = True
@@ -175,7 +160,7 @@ class PrunedLayer(CacheLayerMixin):
 
     def reset(self) -> None:
         self.table, self.held, self.seen = None, None, 0
-        self.trace = None if self.trace is None else Trace()
+        self.record = None if self.record is None else Record()
         self.is_initialized = False
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
@@ -195,8 +180,8 @@ class PrunedLayer(CacheLayerMixin):
             count = len(self.held.index)
             raise PruneError(f"cannot move rows while {count} tokens are held back; crop first")
         self.table.select(indices)
-        if self.trace is not None:
-            self.trace.select(indices)
+        if self.record is not None:
+            self.record.select(indices)
 
     def offload(self) -> None:
         raise PruneError("a pruned cache is small and cannot be offloaded; use offloading=False")
@@ -214,9 +199,9 @@ class PrunedHybridLayer(LinearAttentionLayer, PrunedLayer):  # type: ignore[misc
     """A layer that has a recurrent state beside its attention (Falcon-H1)."""
 
     def __init__(
-        self, rank: int, extra: dict[str, tuple[int, ...]] | None = None, **kwargs: Any
+        self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None, **kwargs: Any
     ) -> None:
-        PrunedLayer.__init__(self, rank, extra)
+        PrunedLayer.__init__(self, rank, columns)
         LinearAttentionLayer.__init__(self, **kwargs)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:

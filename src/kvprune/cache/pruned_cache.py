@@ -1,8 +1,8 @@
-"""PrunedCache: the cache that transformers sees, on one SlotTable a layer."""
+"""PrunedCache: the cache that transformers sees, with one store per pruned layer."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,39 +13,48 @@ from transformers.cache_utils import (
     LinearAttentionAndFullAttentionLayer,
 )
 
-from kvprune.cache.layer import PrunedHybridLayer, PrunedLayer, Trace
+from kvprune.cache.layer import PrunedHybridLayer, PrunedLayer
+from kvprune.cache.record import Record
 from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
-from kvprune.methods import policies
 from kvprune.ops.timeline import Protection, Timeline, make_timeline
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
+
+# called with a layer's number and the keys and values (B, H, T, D) that attention brings to it
+Recorder = Callable[[int, Tensor, Tensor], None]
 
 
 class PrunedCache(Cache):
     """A key-value cache in which every layer holds only its own survivors.
 
     `model.generate` makes one by itself. Pass your own to keep it for a next turn, to record what
-    is dropped when (`record=True`), or to choose the decode kernel (`backend="reference"`).
+    is dropped when (`record=True`), to choose the decode kernel (`backend="reference"`), or to see
+    every key and value that comes in, also those that are dropped (`recorder`).
     """
 
-    def __init__(self, pruned: Pruned, record: bool = False, backend: str | None = None):
-        config = pruned.model.config
-        layers: list[Any] = list(DynamicCache(config=config).layers)
-        extra = policies.columns(pruned.working)
+    def __init__(
+        self,
+        pruned: Pruned,
+        record: bool = False,
+        backend: str | None = None,
+        recorder: Recorder | None = None,
+    ):
+        layers: list[Any] = list(DynamicCache(config=pruned.model.config).layers)
+        columns = pruned.working.columns
         for site in pruned.sites:
-            hybrid = isinstance(layers[site.index], LinearAttentionAndFullAttentionLayer)
-            if hybrid:
-                number = len(layers[site.index].conv_states)
-                layers[site.index] = PrunedHybridLayer(pruned.rank, extra, number_of_states=number)
+            old = layers[site.index]
+            if isinstance(old, LinearAttentionAndFullAttentionLayer):
+                number = len(old.conv_states)
+                store = PrunedHybridLayer(pruned.rank, columns, number_of_states=number)
             else:
-                layers[site.index] = PrunedLayer(pruned.rank, extra)
-            layers[site.index].trace = Trace() if record else None
+                store = PrunedLayer(pruned.rank, columns)
+            store.record = Record() if record else None
+            layers[site.index] = store
         super().__init__(layers=layers)
         self.pruned_indices = [site.index for site in pruned.sites]
-        self.backend = backend
-        self._pass: tuple[Any, ...] = ()
+        self.backend, self.recorder = backend, recorder
 
     @property
     def stores(self) -> list[PrunedLayer]:
@@ -58,25 +67,18 @@ class PrunedCache(Cache):
 
     def timeline(
         self,
-        store: PrunedLayer,
         mask: Tensor | None,
         shape: tuple[int, int],
         device: torch.device,
-        rules: Protection,
+        protection: Protection,
     ) -> Timeline:
-        """The timeline of this pass's tokens; made by its first layer, shared by the others."""
-        if self._pass and self._pass[:2] == (store.seen, shape) and self._pass[2] is mask:
-            made: Timeline = self._pass[3]
-            return made
-        B, T = shape
+        """The timeline of the next T tokens; the mask (B, seen + T) spans what was read, too."""
         real: Tensor | None = None
-        start: Tensor | int = store.seen
-        # the mask spans all that was seen and what is new
+        start: Tensor | int = self.seen
         if mask is not None and not bool(mask.all()):
+            T = shape[1]
             real, start = mask[:, -T:].bool(), mask[:, :-T].sum(-1)
-        made = make_timeline(real, (B, T), device, rules, start)
-        self._pass = (store.seen, shape, mask, made)
-        return made
+        return make_timeline(real, shape, device, protection, start)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.stores[0].seen)
@@ -88,12 +90,12 @@ class PrunedCache(Cache):
 
     @property
     def kept(self) -> Tensor:
-        """Tokens held, a pruned layer a row, a sequence a column: (L, B)."""
+        """Tokens held, per pruned layer and row: (L, B)."""
         return torch.stack([table.kept for table in self._tables()])
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storage, of the layers that are left alone, too."""
+        """Bytes of all storage, that of layers without pruning included."""
         return sum(store.nbytes for store in self.stores) + sum(
             tensor.untyped_storage().nbytes() for tensor in self._other_tensors()
         )
@@ -112,10 +114,10 @@ class PrunedCache(Cache):
     @property
     def drop_step(self) -> Tensor:
         """When each token was dropped, in positions of real tokens: (L, B, tokens)."""
-        traces = [store.trace for store in self.stores]
-        if None in traces:
+        records = [store.record for store in self.stores]
+        if None in records:
             raise PruneError("nothing was recorded; make the cache with PrunedCache(record=True)")
-        return torch.stack([trace.step for trace in traces if trace is not None])
+        return torch.stack([record.step for record in records if record is not None])
 
     @property
     def load_factor(self) -> float:
@@ -131,7 +133,6 @@ class PrunedCache(Cache):
             if store.table is not None:
                 store.table.to(device)
                 store.device = torch.device(device)
-        self._pass = ()
         return self
 
     def _tables(self) -> list[SlotTable]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,17 +22,16 @@ from transformers import (
     PreTrainedModel,
 )
 
-from kvprune.config import Config, DenseConfig, PruningConfig, check_alpha
 from kvprune.errors import PruneError
 from kvprune.integration import attention, host
-from kvprune.integration.hooks import Generation
-from kvprune.integration.layer import Layer, Settings, layer_of, share
-from kvprune.methods.interaction import Interaction
+from kvprune.integration.forward_pass import Outcome
+from kvprune.integration.hooks import Hooks
+from kvprune.integration.layer import Layer, layer_of
+from kvprune.methods.base import Method
+from kvprune.methods.dense import DenseConfig
+from kvprune.methods.learned import PruningConfig, check_alpha
 
 log = logging.getLogger(__name__)
-
-ADJUSTABLE = ("threshold", "protect_first", "protect_recent")  # while the model is attached
-
 
 class Sparsity(NamedTuple):
     """The share of earlier tokens that were dropped, over all pairs j < k of real tokens."""
@@ -43,15 +43,15 @@ class Sparsity(NamedTuple):
         return self.total
 
 
-def attach(model: PreTrainedModel, config: Config | None = None) -> Pruned:
+def attach(model: PreTrainedModel, config: Method | None = None) -> Pruned:
     """Put pruning (or a baseline) into every full-attention layer of the model, in place.
 
     The interaction weights become parameters of the model: they move, train and are sharded with
     it. Use as a context manager to detach at the end.
     """
     config = PruningConfig() if config is None else config
-    if not isinstance(config, Config):
-        raise PruneError(f"{config!r} is no configuration; pass a PruningConfig, LocalConfig, ...")
+    if not isinstance(config, Method):
+        raise PruneError(f"{config!r} is not a configuration; pass a PruningConfig, LocalConfig, ...")
     sites = host.find_sites(model)
     if any(layer_of(module) for module in model.modules()):
         raise PruneError(f"{type(model).__name__} has pruning attached already; detach it first")
@@ -62,103 +62,102 @@ def attach(model: PreTrainedModel, config: Config | None = None) -> Pruned:
 class Pruned:
     """A model with pruning attached: its switches, its measurements, and the way back."""
 
-    def __init__(self, model: PreTrainedModel, config: Config, sites: list[host.Site]):
+    def __init__(self, model: PreTrainedModel, config: Method, sites: list[host.Site]):
         self.model, self.config = model, config
-        alpha = config.alpha if isinstance(config, PruningConfig) else float("inf")
-        self._settings = Settings(config, alpha)
+        self._working = config
+        self._alpha = config.start_alpha
+        self._hard: bool | None = None
         self.left_alone = {site.name: site.left_alone for site in sites if site.left_alone}
         if self.left_alone:
             log.info("left alone: %s", self.left_alone)
         self.sites = [site for site in sites if not site.left_alone]
-        self.layers: list[Layer] = []
-        self._hooks: list[Any] = []
+        self.layers = [self._attach_layer(number, site) for number, site in enumerate(self.sites)]
         self._undo: list[Callable[[PreTrainedModel], None]] = []
-        for site in self.sites:
-            self._attach_layer(site)
         self._configs = _own_configs(model, self.sites)
-        self._generation = Generation(self)
+        self._hooks = Hooks(self)
 
-    def _attach_layer(self, site: host.Site) -> None:
-        interaction = None
-        if isinstance(self.config, PruningConfig):
-            device = next(site.module.parameters()).device
-            width = host.hidden_size(site.module, self.model.config)
-            interaction = Interaction(width, self.config.rank, self.config.beta, device)
+    def _attach_layer(self, number: int, site: host.Site) -> Layer:
+        device = next(site.module.parameters()).device
+        width = host.hidden_size(site.module, self.model.config)
+        interaction = self.config.new_interaction(width, device)
+        if interaction is not None:
             # a child of the attention module: to(), parameters(), DDP and FSDP see it there
             site.module.interaction = interaction
             interaction.train(site.module.training)
-        layer = Layer(site.name, site.index, self._settings, interaction, list(self.layers))
+        layer = Layer(site.name, site.index, number, interaction)
         site.module._kvprune = layer  # type: ignore[assignment]
-        self.layers.append(layer)
-        self._hooks += [
-            site.module.register_forward_pre_hook(layer.before, with_kwargs=True),
-            site.module.register_forward_hook(layer.after),
-        ]
+        return layer
 
     @property
     def interactions(self) -> nn.ModuleList:
-        """The learned parts, one a pruned layer: .query, .key, .beta."""
+        """The learned parts, one per pruned layer: .query, .key, .beta."""
         return nn.ModuleList(layer.interaction for layer in self.layers if layer.interaction)
 
     @property
     def rank(self) -> int:
-        """Width of the interaction keys that a cache stores; 0 for a baseline."""
-        return self.config.rank if isinstance(self.config, PruningConfig) else 0
+        """Width of the interaction keys that a cache stores; 0 for a method without weights."""
+        return self.config.key_int_width
 
     @property
-    def working(self) -> Config:
-        """The configuration that works now: `config`, or inside of `dense()` that of no pruning."""
-        return self._settings.config
+    def working(self) -> Method:
+        """The configuration in force: `config`, or inside of `dense()` that of no pruning."""
+        return self._working
 
     @property
     def drops(self) -> bool:
         """Whether a forward pass of the model as it is now drops tokens outright."""
-        return self._settings.is_hard(self.model.training)
+        if not self._working.learns or math.isinf(self._alpha):
+            return True
+        return not self.model.training if self._hard is None else self._hard
 
     @property
     def alpha(self) -> float:
         """α of the gate in train mode; in eval mode the gate is the step function."""
-        return self._settings.alpha
+        return self._alpha
 
     @alpha.setter
     def alpha(self, alpha: float) -> None:
-        self._settings.alpha = check_alpha(alpha)
+        self._alpha = check_alpha(alpha)
 
     @property
     def hard(self) -> bool | None:
         """Whether tokens are dropped outright; None: in eval mode they are, in training not."""
-        return self._settings.hard
+        return self._hard
 
     @hard.setter
     def hard(self, hard: bool | None) -> None:
-        self._settings.hard = hard
+        self._hard = hard
 
     def adjust(self, **settings: Any) -> None:
         """Change what needs no new training: threshold, protect_first, protect_recent.
 
         From the next token on: what a cache has dropped already stays dropped.
         """
-        if unknown := sorted(set(settings) - set(ADJUSTABLE)):
+        adjustable = self._working.adjustable
+        if not adjustable:
+            raise PruneError(f"{self._working.method} attention has nothing to adjust")
+        if unknown := sorted(set(settings) - set(adjustable)):
             raise PruneError(
                 f"{', '.join(unknown)} cannot be changed while attached, only "
-                f"{', '.join(ADJUSTABLE)}; attach anew with another configuration"
+                f"{', '.join(adjustable)}; attach again with another configuration"
             )
-        if not isinstance(self.working, PruningConfig):
-            raise PruneError(f"{self.working.method} attention has nothing to adjust")
-        self.config = self._settings.config = replace(self.working, **settings)
-        self._settings.forget()
+        self.config = self._working = replace(self._working, **settings)
 
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Every gate open for a while: the model without pruning, though it stays attached."""
-        settings = self._settings
-        config, settings.config = settings.config, DenseConfig()
-        settings.forget()
+        config, self._working = self._working, DenseConfig()
         try:
             yield
         finally:
-            settings.config = config
-            settings.forget()
+            self._working = config
+
+    @property
+    def last_pass(self) -> Outcome:
+        """What the last forward pass left behind."""
+        if self._hooks.last is None:
+            raise PruneError("the model has not run yet; call model(ids) first")
+        return self._hooks.last
 
     def sparsity_loss(self) -> Tensor:
         """L_sparsity / γ of the last training pass: the mean of keep over layers and pairs j < k.
@@ -169,19 +168,14 @@ class Pruned:
 
     def keep_by_layer(self) -> Tensor:
         """The same before the mean over layers: (L,)."""
-        shares = [
-            share(layer.training_kept, layer.training_pairs)
-            for layer in self.layers
-            if layer.training_kept is not None and layer.training_pairs is not None
-        ]
-        if len(shares) < len(self.layers):
+        last = self._hooks.last_training
+        if last is None or not last.layers:
             raise PruneError(
                 "there was no training pass yet; call model.train() and run the model first"
             )
-        keep = torch.stack([s.to(shares[0].device) for s in shares])
+        keep = last.keep_by_layer()
         learns = any(p.requires_grad for p in self.interactions.parameters())
-        soft = not self._settings.is_hard(training=True)
-        if torch.is_grad_enabled() and learns and soft and not keep.requires_grad:
+        if torch.is_grad_enabled() and learns and not last.hard and not keep.requires_grad:
             raise PruneError(
                 "the last training pass kept no gradients: it ran under no_grad or with reentrant "
                 "checkpointing; use gradient_checkpointing_kwargs={'use_reentrant': False}"
@@ -190,11 +184,8 @@ class Pruned:
 
     def sparsity(self) -> Sparsity:
         """How much the last pass dropped, in all and per layer; of a soft pass, 1 − mean keep."""
-        measured = [layer.measured() for layer in self.layers]
-        shares = [share(*pair).cpu() for pair in measured if pair is not None]
-        if len(shares) < len(self.layers):
-            raise PruneError("the model has not run yet; call model(ids) first")
-        per_layer = 1 - torch.stack(shares)
+        with torch.no_grad():
+            per_layer = 1 - self.last_pass.keep_by_layer().detach().cpu()
         return Sparsity(float(per_layer.mean()), per_layer)
 
     @torch.no_grad()
@@ -207,19 +198,20 @@ class Pruned:
         ids = ids[None] if ids.dim() == 1 else ids
         with self.evaluating():
             self.model.base_model(input_ids=ids, attention_mask=attention_mask, use_cache=False)
-        steps = [layer.drop_step for layer in self.layers if layer.drop_step is not None]
-        return torch.stack([step.cpu() for step in steps])
+        steps = self.last_pass.drop_step()
+        assert steps is not None, "the gate was hard"
+        return steps
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Eval mode and the hard gate for a while; every module's own mode comes back."""
         modes = [(module, module.training) for module in self.model.modules()]
-        hard, self._settings.hard = self._settings.hard, True
+        hard, self._hard = self._hard, True
         self.model.eval()
         try:
             yield
         finally:
-            self._settings.hard = hard
+            self._hard = hard
             for module, training in modes:
                 module.training = training
 
@@ -235,19 +227,18 @@ class Pruned:
 
     def detach(self) -> PreTrainedModel:
         """Take everything off: the model is what it was, bit for bit."""
-        self._generation.remove()
-        for hook in self._hooks:
-            hook.remove()
+        self._hooks.remove()
         for module in self.model.modules():
-            if layer_of(module):
+            layer = layer_of(module)
+            if layer is not None:
                 del module._kvprune
-                if isinstance(self.config, PruningConfig):
+                if layer.interaction is not None:
                     del module.interaction
         for module, config in self._configs:
             setattr(module, "config", config)  # noqa: B010
         for undo in self._undo:
             undo(self.model)
-        self._hooks, self._configs, self._undo = [], [], []
+        self._configs, self._undo = [], []
         return self.model
 
     def __enter__(self) -> Pruned:

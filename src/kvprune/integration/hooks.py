@@ -1,4 +1,4 @@
-"""What makes plain `model.generate(...)` prune: the right cache, put in at the right moment."""
+"""Hooks on an attached model: each call gets a forward pass, and generation gets our cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from transformers.cache_utils import DynamicCache
 
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
+from kvprune.integration import host
+from kvprune.integration.attention import HIDDEN, PASS
+from kvprune.integration.forward_pass import ForwardPass, Outcome
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
@@ -18,26 +21,124 @@ if TYPE_CHECKING:
 PREPARE, BATCH = "_prepare_cache_for_generation", "generate_batch"
 
 
-class Generation:
-    """Hooks on the whole model; methods, not closures, so that a copied model has its own."""
+class Hooks:
+    """Everything that is registered on the model, and its removal.
+
+    Methods, not closures, so that a copied model has hooks of its own.
+    """
 
     def __init__(self, pruned: Pruned):
         self.pruned = pruned
+        self.latest: ForwardPass | None = None
+        self.last: Outcome | None = None  # what the last pass left behind
+        self.last_training: Outcome | None = None  # the same of the last pass in training mode
         model = pruned.model
-        self.names = list(inspect.signature(type(model).forward).parameters)[1:]
-        self.hook = model.register_forward_pre_hook(self.before_forward, with_kwargs=True)
-        setattr(model, PREPARE, self.prepare)
+        # some models call the parts of their base model directly, and users may call the base
+        # model itself: whichever is called first begins the pass
+        self.parameters = {
+            module: inspect.signature(type(module).forward).parameters
+            for module in dict.fromkeys([model, model.base_model])
+        }
+        self.handles: list[Any] = []
+        for module in self.parameters:
+            self.handles += [
+                module.register_forward_pre_hook(self.begin, with_kwargs=True),
+                module.register_forward_hook(self.end, with_kwargs=True, always_call=True),
+            ]
+        for site in pruned.sites:
+            self.handles.append(
+                site.module.register_forward_pre_hook(self.before_attention, with_kwargs=True)
+            )
+        setattr(model, PREPARE, self.prepare_cache)
         setattr(model, BATCH, self.refuse)
 
     def remove(self) -> None:
-        self.hook.remove()
+        for handle in self.handles:
+            handle.remove()
         for name in (PREPARE, BATCH):
             vars(self.pruned.model).pop(name, None)
 
-    def prepare(
+    def begin(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        """Forward pre-hook of the model: a pass begins, with our cache where one is used."""
+        if PASS in kwargs:
+            return None
+        parameters = self.parameters[module]
+        kwargs = {**dict(zip(list(parameters)[1:], args, strict=False)), **kwargs}
+        cache = self.cache_for(kwargs)
+        if cache is not None:
+            kwargs["past_key_values"] = cache
+        self.latest = self.new_pass(cache)
+        self.latest.begun_by = module
+        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+            kwargs[PASS] = self.latest
+        return (), kwargs
+
+    def before_attention(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Forward pre-hook of an attention module: its function is not given the hidden states.
+
+        The pass arrives by itself, also when a checkpointed layer runs again; StableLM does not
+        pass keyword arguments on, and gets the latest one.
+        """
+        own: dict[str, Any] = {HIDDEN: host.hidden_states(args, kwargs)}
+        if PASS not in kwargs:
+            own[PASS] = self.latest or self.new_pass(None)
+        return args, {**kwargs, **own}
+
+    def end(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        """Forward hook of the model: the pass that began here is over."""
+        run = kwargs.get(PASS, self.latest)
+        if run is None or run.begun_by is not module:
+            return
+        run.begun_by = None
+        outcome = run.close()
+        if output is None:
+            return  # an error is on its way
+        if len(outcome.layers) < len(self.pruned.layers):
+            self._check_attention()
+        self.last = outcome
+        if outcome.training:
+            self.last_training = outcome
+
+    def new_pass(self, cache: PrunedCache | None) -> ForwardPass:
+        pruned = self.pruned
+        return ForwardPass(
+            pruned.working, pruned.alpha, pruned.drops, pruned.model.training, cache
+        )
+
+    def _check_attention(self) -> None:
+        for site in self.pruned.sites:
+            name = site.module.config._attn_implementation  # type: ignore[union-attr]
+            if not str(name).startswith("kvprune"):
+                raise PruneError(
+                    f"{site.name} did not use kvprune's attention: the model's attention "
+                    f"implementation was set to {name!r} after attach. Detach first, or leave it "
+                    f"unchanged"
+                )
+
+    def cache_for(self, kwargs: dict[str, Any]) -> PrunedCache | None:
+        """The cache of a call: the one it was given, or a new one if the model would make one."""
+        cache = kwargs.get("past_key_values")
+        if not self.pruned.drops:
+            if isinstance(cache, PrunedCache):
+                self.check_mode()
+            return None
+        if cache is not None:
+            return self.fitting(cache)
+        use_cache = kwargs.get("use_cache")
+        if use_cache is None:
+            use_cache = getattr(self.pruned.model.config.get_text_config(), "use_cache", False)
+        return PrunedCache(self.pruned) if use_cache and not self.pruned.model.training else None
+
+    def prepare_cache(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
-        """In place of the host's own: an empty pruned cache, unless the user brought one."""
+        """In place of the model's own: an empty pruned cache, unless the user brought one."""
         wanted = generation_config.cache_implementation
         if wanted not in (None, "dynamic"):
             raise PruneError(
@@ -53,26 +154,7 @@ class Generation:
                 cache.activate_past_recording()
             model_kwargs["past_key_values"] = cache
 
-    def before_forward(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Forward pre-hook: a model that would make or was given an empty cache gets ours."""
-        kwargs = {**dict(zip(self.names, args, strict=False)), **kwargs}
-        cache = kwargs.get("past_key_values")
-        if not self.pruned.drops:
-            if isinstance(cache, PrunedCache):
-                self.check_mode()
-            return None
-        use_cache = kwargs.get("use_cache")
-        if use_cache is None:
-            use_cache = getattr(self.pruned.model.config.get_text_config(), "use_cache", False)
-        if cache is not None:
-            kwargs["past_key_values"] = self.fitting(cache)
-        elif use_cache and not model.training:
-            kwargs["past_key_values"] = PrunedCache(self.pruned)
-        return (), kwargs
-
-    def fitting(self, cache: Any) -> Any:
+    def fitting(self, cache: Any) -> PrunedCache:
         """The cache itself if it is ours, a new one for an empty dynamic one, else an error."""
         if isinstance(cache, PrunedCache):
             if cache.pruned_indices != [site.index for site in self.pruned.sites]:
@@ -95,3 +177,7 @@ class Generation:
     def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Continuous batching keeps a paged cache of its own and would ignore pruning."""
         raise PruneError("generate_batch cannot prune; call generate with a padded batch")
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy of a model starts with no memory of a forward pass; graphs cannot be copied
+        return {**self.__dict__, "latest": None, "last": None, "last_training": None}

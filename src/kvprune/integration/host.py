@@ -12,10 +12,6 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvprune.errors import PruneError
 
-# the cache's name among the arguments of an attention module
-CACHE_NAMES = ("past_key_values", "layer_past")
-
-
 @dataclass(frozen=True)
 class Site:
     """An attention module of a model, and why its layer is left alone if it is."""
@@ -73,11 +69,6 @@ def hidden_states(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
     assert isinstance(hidden, Tensor)
     return hidden
-
-
-def cache_of(kwargs: dict[str, Any]) -> Any:
-    """The key-value cache among an attention module's arguments, or None."""
-    return next((kwargs[name] for name in CACHE_NAMES if kwargs.get(name) is not None), None)
 
 
 def eager_attention(module: nn.Module) -> Callable[..., Any]:

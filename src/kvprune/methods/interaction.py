@@ -1,12 +1,21 @@
-"""The learned part: how strongly each token wants each earlier token kept."""
+"""The learned weights: how strongly each token wants each earlier token kept."""
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class Ballot(NamedTuple):
+    """What the tokens of one layer bring to a vote: a score is q_int·k_int + β."""
+
+    q_int: Tensor  # (B, T, R), divided by √r
+    k_int: Tensor  # (B, T, R)
+    beta: Tensor  # ()
 
 
 class Interaction(nn.Module):
@@ -29,16 +38,15 @@ class Interaction(nn.Module):
     def rank(self) -> int:
         return self.query.out_features
 
-    def forward(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """q_int / √r, k_int (B, T, R) and β, so that a score is q·k + β."""
+    def forward(self, hidden: Tensor) -> Ballot:
         if torch.is_autocast_enabled(hidden.device.type):
             with torch.autocast(hidden.device.type, enabled=False):
                 return self.forward(hidden)
         query, key = self.query.weight, self.key.weight  # (R, width)
         dtype = torch.promote_types(query.dtype, torch.float32)
         hidden = hidden.to(dtype)
-        scores = F.linear(hidden, query.to(dtype)) / math.sqrt(len(query))
-        return scores, F.linear(hidden, key.to(dtype)), self.beta.to(dtype).reshape(())
+        q_int = F.linear(hidden, query.to(dtype)) / math.sqrt(len(query))
+        return Ballot(q_int, F.linear(hidden, key.to(dtype)), self.beta.to(dtype).reshape(()))
 
     def beta_as_vector(self) -> None:
         """Make β a tensor of one element: FSDP cannot shard a scalar."""

@@ -1,0 +1,32 @@
+"""A sliding window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+from kvprune.methods.base import check_whole
+from kvprune.methods.pattern import Pattern
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LocalConfig(Pattern):
+    """Baseline: each token sees the last `window` tokens, itself included."""
+
+    method: ClassVar[str] = "local"
+    trainable: ClassVar[bool] = True
+
+    window: Annotated[int, "how many tokens a token sees, itself included"]
+
+    def __post_init__(self) -> None:
+        check_whole(self, "window", at_least=1)
+
+    def drop_position(self, position: Tensor) -> Tensor:
+        return position + self.window
+
+    @classmethod
+    def with_budget(cls, kept: int, context: int) -> LocalConfig:
+        return cls(kept)
