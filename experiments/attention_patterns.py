@@ -9,9 +9,7 @@ prune, as it reads a passage of a book that it has never seen.
 import torch
 
 import small
-from kvprune import NEVER, DenseConfig, LocalConfig, PruningConfig, StridedConfig
-from kvprune.methods.baselines import drop_steps
-from kvprune.ops.timeline import make_timeline
+from kvprune import NEVER, LocalConfig, PruningConfig, StridedConfig
 
 OUT = small.DOCS / "figures/patterns.svg"
 T, FIRST = 52, 3_000  # tokens of the passage, and where it starts
@@ -27,11 +25,11 @@ STYLE = """
 def main() -> None:
     args = small.arguments(__doc__).parse_args()
     ids = small.held_out()[None, FIRST : FIRST + T]
-    timeline = make_timeline(None, (1, T), torch.device("cpu"))
+    at = torch.arange(T)
     panels = {
-        "dense": drop_steps(DenseConfig(), timeline)[0],
-        "local, window 12": drop_steps(LocalConfig(12), timeline)[0],
-        "strided, stride 8": drop_steps(StridedConfig(8), timeline)[0],
+        "dense": torch.full((T,), NEVER),
+        "local, window 12": LocalConfig(12).drop_position(at),
+        "strided, stride 8": StridedConfig(8).drop_position(at),
     }
     pruned = small.Runs(args.runs).model(PruningConfig(rank=small.RANK), gamma=1.0)
     steps = pruned.trace(ids)[:, 0]  # (L, T)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 import kvprune
+from kvprune.methods.base import Reading
+from kvprune.ops.timeline import Timeline
 
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -72,3 +74,8 @@ def real_pairs(real: Tensor | None, B: int, T: int) -> Tensor:
     if real is None:
         return torch.ones(B, T, T, dtype=torch.bool)
     return real[:, :, None] & real[:, None]
+
+
+def reading(timeline: Timeline) -> Reading:
+    """What a method that looks at positions alone needs to know of a text."""
+    return Reading(timeline, timeline.clock.long(), None, None, None, None, {}, None)

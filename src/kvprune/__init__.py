@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from kvprune.cache.pruned_cache import PrunedCache as PrunedCache
     from kvprune.config import DenseConfig as DenseConfig
     from kvprune.config import H2OConfig as H2OConfig
+    from kvprune.config import KeyNormConfig as KeyNormConfig
     from kvprune.config import LocalConfig as LocalConfig
     from kvprune.config import PruningConfig as PruningConfig
+    from kvprune.config import SnapKVConfig as SnapKVConfig
     from kvprune.config import StreamingConfig as StreamingConfig
     from kvprune.config import StridedConfig as StridedConfig
     from kvprune.config import TovaConfig as TovaConfig
@@ -39,6 +41,8 @@ _HOME = {
     "TovaConfig": "config",
     "StreamingConfig": "config",
     "H2OConfig": "config",
+    "SnapKVConfig": "config",
+    "KeyNormConfig": "config",
     "PruneError": "errors",
     "alpha_sigmoid": "ops.alpha_sigmoid",
     "log_alpha_sigmoid": "ops.alpha_sigmoid",

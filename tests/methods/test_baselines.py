@@ -7,9 +7,8 @@ from torch.testing import assert_close
 import kvprune
 import oracle
 import zoo
-from helpers import random_ids, real_tokens
+from helpers import random_ids, reading, real_tokens
 from kvprune import DenseConfig, LocalConfig, StridedConfig
-from kvprune.methods.baselines import drop_steps
 from kvprune.ops.timeline import make_timeline
 
 CONFIGS = [
@@ -26,7 +25,7 @@ CONFIGS = [
 @pytest.mark.parametrize("T", [1, 4, 23])
 def test_pattern_against_the_oracle(config, keep_of, padding, T):
     real = real_tokens(2, T, padding)
-    steps = drop_steps(config, make_timeline(real, (2, T), torch.device("cpu")))
+    steps = config.drop_steps(reading(make_timeline(real, (2, T), torch.device("cpu"))))
     k = torch.arange(T)
     got = (k[None, :] <= k[:, None]) & (k[:, None] < steps[:, None, :])
     want = keep_of(T, real).bool().expand(2, T, T)

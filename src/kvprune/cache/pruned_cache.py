@@ -44,12 +44,10 @@ class PrunedCache(Cache):
         layers: list[Any] = list(DynamicCache(config=pruned.model.config).layers)
         columns = pruned.working.columns
         for site in pruned.sites:
-            old = layers[site.index]
+            old, store = layers[site.index], PrunedLayer(pruned.rank, columns)
             if isinstance(old, LinearAttentionAndFullAttentionLayer):
                 number = len(old.conv_states)
                 store = PrunedHybridLayer(pruned.rank, columns, number_of_states=number)
-            else:
-                store = PrunedLayer(pruned.rank, columns)
             store.record = Record() if record else None
             layers[site.index] = store
         super().__init__(layers=layers)

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from kvprune.cli.options import options_of, with_options
-from kvprune.config import LocalConfig, PruningConfig, StridedConfig
+from kvprune.methods import METHODS
 from kvprune.text.config import DataConfig
 from kvprune.train.config import TrainConfig
 from kvprune.utils.malloc import keep_memory
 
-METHOD = (PruningConfig, LocalConfig, StridedConfig)
+METHOD = tuple(method for method in METHODS.values() if method.trainable)
 
 
 @with_options(

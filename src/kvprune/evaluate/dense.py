@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from kvprune.adapters.load import Loaded, move
 from kvprune.adapters.pretrained import load_base
-from kvprune.config import DenseConfig
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 
@@ -22,7 +21,7 @@ def dense_beside(
 
     An adapter's is its own base with every gate open. A dense model is compared with nothing.
     """
-    pruned = isinstance(loaded.model, Pruned) and not isinstance(loaded.model.config, DenseConfig)
+    pruned = isinstance(loaded.model, Pruned) and loaded.model.config.prunes
     if name is None and not pruned:
         return None
     if name is None and loaded.base is None:

@@ -65,8 +65,9 @@ class Reader:
 
 def last_drop_step(pruned: Pruned) -> Tensor:
     """When each token of the last uncached pass was dropped: (L, B, T), on the CPU."""
-    steps = [layer.drop_step for layer in pruned.layers if layer.drop_step is not None]
-    return torch.stack([step.cpu() for step in steps])
+    steps = pruned.last_pass.drop_step()
+    assert steps is not None, "the gate was hard"
+    return steps
 
 
 def dropped_by(drop_step: Tensor) -> Tensor:

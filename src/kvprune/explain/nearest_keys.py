@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -74,17 +73,13 @@ def nearest_distance(keys: Tensor, candidates: Tensor) -> Tensor:
 @torch.no_grad()
 def keys_of(pruned: Pruned, ids: Sequence[int]) -> tuple[list[Tensor], Tensor]:
     """The keys of every token, the dropped among them, (T, H·D) a layer; and drop steps (L, T)."""
-    cache = PrunedCache(pruned, record=True)
     found: list[Tensor] = []
-    for store in cache.stores:
-        # the table that attention asks for when it brings all its keys
-        store.begin = functools.partial(_noted, found, store.begin)  # type: ignore[method-assign]
+
+    def note(layer: int, key: Tensor, value: Tensor) -> None:
+        found.append(key[0].transpose(0, 1).flatten(1).cpu())
+
+    cache = PrunedCache(pruned, record=True, recorder=note)
     row = torch.tensor([list(ids)], device=pruned.model.device)
     with pruned.evaluating():
         pruned.model.base_model(input_ids=row, past_key_values=cache, use_cache=True)
     return found, cache.drop_step[:, 0]
-
-
-def _noted(found: list[Tensor], begin: Callable[..., Any], key: Tensor, value: Tensor) -> Any:
-    found.append(key[0].transpose(0, 1).flatten(1).cpu())
-    return begin(key, value)

@@ -47,7 +47,8 @@ def attention(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
         )
         return output
-    assert forward_pass is not None and hidden is not None, "the hooks are missing"
+    assert forward_pass is not None, "the hook of the model did not run"
+    assert hidden is not None, "the hook of the attention module did not run"
     _check(layer, query, key, attention_mask, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     form = AttentionForm(scaling, softcap, dropout, s_aux)

@@ -97,7 +97,7 @@ class Outcome:
         return torch.stack([share.to(shares[0].device) for share in shares])
 
     def drop_step(self) -> Tensor | None:
-        """When each token was dropped: (L, B, T) on the CPU; None after a soft pass or one token."""
+        """When each token was dropped: (L, B, T) on the CPU; None after a soft or decode pass."""
         steps = [layer.drop_step for layer in self.ordered()]
         if not steps or any(step is None for step in steps):
             return None

@@ -30,8 +30,10 @@ from kvprune.integration.layer import Layer, layer_of
 from kvprune.methods.base import Method
 from kvprune.methods.dense import DenseConfig
 from kvprune.methods.learned import PruningConfig, check_alpha
+from kvprune.utils.modes import evaluating
 
 log = logging.getLogger(__name__)
+
 
 class Sparsity(NamedTuple):
     """The share of earlier tokens that were dropped, over all pairs j < k of real tokens."""
@@ -51,7 +53,9 @@ def attach(model: PreTrainedModel, config: Method | None = None) -> Pruned:
     """
     config = PruningConfig() if config is None else config
     if not isinstance(config, Method):
-        raise PruneError(f"{config!r} is not a configuration; pass a PruningConfig, LocalConfig, ...")
+        raise PruneError(
+            f"{config!r} is not a configuration; pass a PruningConfig, LocalConfig, ..."
+        )
     sites = host.find_sites(model)
     if any(layer_of(module) for module in model.modules()):
         raise PruneError(f"{type(model).__name__} has pruning attached already; detach it first")
@@ -205,15 +209,12 @@ class Pruned:
     @contextmanager
     def evaluating(self) -> Iterator[None]:
         """Eval mode and the hard gate for a while; every module's own mode comes back."""
-        modes = [(module, module.training) for module in self.model.modules()]
         hard, self._hard = self._hard, True
-        self.model.eval()
         try:
-            yield
+            with evaluating(self.model):
+                yield
         finally:
             self._hard = hard
-            for module, training in modes:
-                module.training = training
 
     def save(self, path: str | Path) -> Path:
         """Write the interaction weights and the configuration into the folder; returns the file."""

@@ -35,12 +35,11 @@ class Hooks:
         model = pruned.model
         # some models call the parts of their base model directly, and users may call the base
         # model itself: whichever is called first begins the pass
-        self.parameters = {
-            module: inspect.signature(type(module).forward).parameters
-            for module in dict.fromkeys([model, model.base_model])
+        self.arguments = {
+            module: _arguments(module) for module in dict.fromkeys([model, model.base_model])
         }
         self.handles: list[Any] = []
-        for module in self.parameters:
+        for module in self.arguments:
             self.handles += [
                 module.register_forward_pre_hook(self.begin, with_kwargs=True),
                 module.register_forward_hook(self.end, with_kwargs=True, always_call=True),
@@ -64,14 +63,14 @@ class Hooks:
         """Forward pre-hook of the model: a pass begins, with our cache where one is used."""
         if PASS in kwargs:
             return None
-        parameters = self.parameters[module]
-        kwargs = {**dict(zip(list(parameters)[1:], args, strict=False)), **kwargs}
+        names, takes_any = self.arguments[module]
+        kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         cache = self.cache_for(kwargs)
         if cache is not None:
             kwargs["past_key_values"] = cache
         self.latest = self.new_pass(cache)
         self.latest.begun_by = module
-        if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        if takes_any:
             kwargs[PASS] = self.latest
         return (), kwargs
 
@@ -107,9 +106,7 @@ class Hooks:
 
     def new_pass(self, cache: PrunedCache | None) -> ForwardPass:
         pruned = self.pruned
-        return ForwardPass(
-            pruned.working, pruned.alpha, pruned.drops, pruned.model.training, cache
-        )
+        return ForwardPass(pruned.working, pruned.alpha, pruned.drops, pruned.model.training, cache)
 
     def _check_attention(self) -> None:
         for site in self.pruned.sites:
@@ -181,3 +178,10 @@ class Hooks:
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a model starts with no memory of a forward pass; graphs cannot be copied
         return {**self.__dict__, "latest": None, "last": None, "last_training": None}
+
+
+def _arguments(module: nn.Module) -> tuple[list[str], bool]:
+    """The names of a module's arguments, and whether it takes any other keyword."""
+    parameters = inspect.signature(type(module).forward).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    return list(parameters)[1:], takes_any

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from kvprune.errors import PruneError
 
+
 @dataclass(frozen=True)
 class Site:
     """An attention module of a model, and why its layer is left alone if it is."""

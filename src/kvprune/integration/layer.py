@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from torch import nn
 
 from kvprune.methods.interaction import Interaction
 
 
-class Layer(NamedTuple):
+@dataclass(frozen=True)
+class Layer:
     """An attention module with pruning attached. It holds no state of a forward pass."""
 
     name: str  # of the attention module in the model

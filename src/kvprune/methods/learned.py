@@ -101,7 +101,7 @@ class PruningConfig(Method):
         return ""
 
     def drop_steps(self, reading: Reading) -> Tensor:
-        """drop_step[j] = min{ i > j : s[i, j] ≤ threshold }; with tied layers, theirs if earlier."""
+        """drop_step[j] = min{ i > j : s[i, j] ≤ threshold }; tied layers take the earliest."""
         import torch
 
         from kvprune.ops.keep.drop import drop_steps

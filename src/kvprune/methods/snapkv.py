@@ -60,9 +60,8 @@ class SnapKVConfig(Method):
         W = min(self.window, clock.shape[1])
         # the last W real queries of each row; pads have the position -1 and sort first
         chosen = clock.argsort(dim=1, stable=True)[:, -W:]  # (B, W)
-        q = reading.query.gather(
-            2, chosen[:, None, :, None].expand(-1, reading.query.shape[1], -1, reading.query.shape[3])
-        )
+        _, heads, _, size = reading.query.shape
+        q = reading.query.gather(2, chosen[:, None, :, None].expand(-1, heads, -1, size))
         now = clock.gather(1, chosen)  # (B, W)
         logits = at_least_float32(
             torch.matmul(group_heads(q * form.scaling, H), reading.key.transpose(2, 3))
@@ -70,7 +69,7 @@ class SnapKVConfig(Method):
         if form.softcap is not None:
             logits = (logits / form.softcap).tanh() * form.softcap
         sees = now[:, :, None] >= timeline.visible_from[:, None]  # (B, W, P + T)
-        sees = sees[:, None].repeat(1, 1, q.shape[1] // H, 1)  # (B, 1, G·W, P + T)
+        sees = sees[:, None].repeat(1, 1, heads // H, 1)  # (B, 1, G·W, P + T)
         weights = softmax_with_sinks(logits.masked_fill(~sees, float("-inf")), form.sinks)
         # a pad sees nothing: its row is NaN and its vote is none
         votes = weights.nan_to_num().sum((1, 2))  # (B, P + T)

@@ -6,16 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from kvprune.config import (
-    Config,
-    DenseConfig,
-    LocalConfig,
-    PruningConfig,
-    StridedConfig,
-    check_alpha,
-    from_dict,
-    to_dict,
-)
+from kvprune.config import Config, PruningConfig, check_alpha, from_dict, to_dict
 from kvprune.errors import PruneError
 from kvprune.train.schedule import Shape
 from kvprune.utils.checks import check_number
@@ -24,8 +15,6 @@ if TYPE_CHECKING:
     from transformers import TrainingArguments
 
 Tune = Literal["all", "interaction", "lora"]
-# the others need no training
-TRAINABLE = (PruningConfig, DenseConfig, LocalConfig, StridedConfig)
 
 
 @dataclass(frozen=True)
@@ -76,7 +65,7 @@ class TrainConfig:
     seed: Annotated[int, "of new weights, data order and dropout"] = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.method, TRAINABLE):
+        if not getattr(self.method, "trainable", False):
             name = getattr(self.method, "method", self.method)
             raise PruneError(
                 f"method {name!r} is not trained; choose pruning or a trained baseline"
@@ -116,7 +105,7 @@ class TrainConfig:
 
     @property
     def prunes(self) -> bool:
-        return isinstance(self.method, PruningConfig)
+        return self.method.learns
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "method": to_dict(self.method)}

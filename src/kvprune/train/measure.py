@@ -24,9 +24,8 @@ def by_row(logits: Tensor, labels: Tensor, pruned: Pruned) -> Tensor:
     )
     count = (target != IGNORE).sum(-1)
     columns = [loss, count]
-    measured = [layer.measured() for layer in pruned.layers]
-    for pair in measured:
-        assert pair is not None, "the model has just run"
+    for layer in pruned.last_pass.ordered():
+        pair = layer.kept_pairs().detach(), layer.timeline.pairs()
         columns += [part.to(logits.device) for part in pair]
     return torch.stack([column.double() for column in columns], dim=-1)
 

@@ -26,7 +26,6 @@ from transformers.trainer_utils import EvalLoopOutput
 
 from kvprune.adapters import lora
 from kvprune.adapters.dense import as_base_model
-from kvprune.config import PruningConfig
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, attach
 from kvprune.train import distill, spread
@@ -36,7 +35,7 @@ from kvprune.train.measuring import MeasuringTrainer
 from kvprune.train.progress import Lines, Progress
 from kvprune.train.rates import rates, split
 from kvprune.train.saves import INTERACTION
-from kvprune.train.schedule import advice, alpha_at
+from kvprune.train.schedule import alpha_at
 from kvprune.train.tally import Tally, by_layer
 
 log = logging.getLogger(__name__)
@@ -107,10 +106,8 @@ class PruningTrainer(MeasuringTrainer):
 
     def _attach(self, model: PreTrainedModel) -> Pruned:
         config = self.config
-        if isinstance(config.method, PruningConfig):
-            warning = advice(self.alpha_of(0.0), config.method)
-            if warning:
-                log.warning(warning)
+        if advice := config.method.start_advice(self.alpha_of(0.0)):
+            log.warning(advice)
         if config.distill and config.tune == "all" and self.teacher is None:
             self.teacher = distill.frozen_copy(model)
         if config.tune == "lora":

@@ -18,24 +18,18 @@ from kvprune.adapters.load import load
 from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.resolve import resolve
 from kvprune.cache.pruned_cache import PrunedCache
-from kvprune.config import (
-    Config,
-    H2OConfig,
-    LocalConfig,
-    PruningConfig,
-    StreamingConfig,
-    StridedConfig,
-    TovaConfig,
-)
 from kvprune.errors import PruneError
 from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, steady_votes, twin
 from kvprune.integration.handle import Pruned, attach
-from kvprune.methods.baselines import drop_position
+from kvprune.methods import METHODS
+from kvprune.methods.base import Method
+from kvprune.methods.learned import PruningConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BASELINES = ("local", "strided", "streaming", "tova", "h2o")
+# every method that can be given a size, and needs no training of its own
+BASELINES = ("local", "strided", "streaming", "tova", "h2o", "snapkv", "keynorm")
 
 
 @dataclass(frozen=True)
@@ -115,35 +109,25 @@ def ideal(
     """Dense, and every other side with (1 − sparsity) · context tokens in each row and layer."""
     kept = max(1, round((1 - sparsity) * context))
     rank = rank if loaded.pruned is None else loaded.pruned.rank or rank
-    configs: list[Config] = [PruningConfig(rank=rank)]
+    configs: list[Method] = [PruningConfig(rank=rank)]
     configs += [budgeted(name, kept, context) for name in baselines]
     sides = _dense(loaded.plain, static)
     for config in configs:
         pruned = attach(twin(loaded.plain), config)
-        if isinstance(config, PruningConfig):
+        if config.learns:
             vocabulary = loaded.plain.config.get_text_config().vocab_size
             ids = torch.randint(vocabulary, (1, min(64, context)))
             steady_votes(pruned, ids.to(loaded.plain.device), kept)
-        name = "pruned" if isinstance(config, PruningConfig) else config.method
+        name = "pruned" if config.learns else config.method
         sides.append(Side(name, config.method, pruned.model, _filler(pruned, kept)))
     return sides
 
 
-def budgeted(name: str, kept: int, context: int) -> Config:
+def budgeted(name: str, kept: int, context: int) -> Method:
     """A baseline that holds about `kept` tokens after `context`."""
-    if name == "local":
-        return LocalConfig(kept)
-    if name == "strided":
-        # half of a block in the mean, and one token of each block before
-        held = {k: (k + 1) / 2 + context / k for k in range(1, context + 1)}
-        return StridedConfig(min(held, key=lambda k: abs(held[k] - kept)))
-    if name == "streaming":
-        return StreamingConfig(max(kept, 2), min(4, max(kept, 2) - 1))
-    if name == "tova":
-        return TovaConfig(kept)
-    if name == "h2o":
-        return H2OConfig(max(kept, 2))
-    raise PruneError(f"baseline {name!r} is unknown; choose from {', '.join(BASELINES)}")
+    if name not in BASELINES:
+        raise PruneError(f"baseline {name!r} is unknown; choose from {', '.join(BASELINES)}")
+    return METHODS[name].with_budget(kept, context)
 
 
 def rows_of(text: Tensor, batch: int, length: int) -> Tensor:
@@ -169,10 +153,7 @@ def _filler(pruned: Pruned, kept: int) -> Callable[[int, int, int], Cache]:
     config, layers = pruned.config, len(pruned.layers)
 
     def fill(batch: int, context: int, room: int) -> Cache:
-        token = torch.arange(context - min(kept, context), context)
-        if isinstance(config, LocalConfig | StridedConfig | StreamingConfig):
-            every = torch.arange(context)
-            token = every[drop_position(config, every) >= context]
+        token = config.held(context, kept)
         return filled_cache(pruned, context, torch.full((layers, batch), len(token)), token)
 
     return fill

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ def soft_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    votes: list[tuple[Tensor, Tensor, Tensor]],
+    votes: Sequence[tuple[Tensor, Tensor, Tensor]],
     timeline: Timeline,
     gate: Gate,
     form: AttentionForm,

@@ -42,6 +42,10 @@ class Table(Protocol):
     def rows(self) -> int: ...
 
     @property
+    def kept(self) -> Tensor:
+        """Tokens of each row: (B,)."""
+
+    @property
     def extra(self) -> Mapping[str, tuple[int, ...]]:
         """The trailing shapes of the extra columns."""
 
