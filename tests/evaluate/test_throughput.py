@@ -137,7 +137,10 @@ def test_a_baseline_holds_its_budget(name):
     for _ in range(steps):
         stepper(side.model, cache, 2, steps=1)()
         held.append(float(cache.kept.float().mean()))
-    assert abs(statistics.mean(held) - kept) <= 1
+    if name == "snapkv":  # it drops at the end of a prompt, and nothing while it writes
+        assert held == [kept + step for step in range(1, steps + 1)]
+    else:
+        assert abs(statistics.mean(held) - kept) <= 1
 
 
 def test_rows_are_spread_over_the_text():

@@ -134,7 +134,7 @@ def decode(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer)
     if store.record is not None:
         store.record.note(done.dropped, now[:, None], int(now.max()) + 1)
     if method.evicts:
-        run.leave(call.layer, LayerOutcome(timeline, table.kept - (timeline.clock[:, 0] >= 0)))
+        run.leave(call.layer, LayerOutcome(timeline, table.kept - (timeline.clock >= 0).sum(-1)))
         gone = method.evict(table, None, now)
         if store.record is not None:
             store.record.note(gone, now[:, None] + 1, int(now.max()) + 1)

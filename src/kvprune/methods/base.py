@@ -19,7 +19,6 @@ from kvprune.ops.never import NEVER
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
-    from typing_extensions import Self
 
     from kvprune.methods.interaction import Ballot, Interaction
     from kvprune.ops.decode import Votes
@@ -133,7 +132,7 @@ class Method(ABC):
         return torch.arange(context - min(kept, context), context)
 
     @classmethod
-    def with_budget(cls, kept: int, context: int) -> Self:
+    def with_budget(cls, kept: int, context: int) -> Method:
         """The method so that it holds about `kept` tokens after `context`."""
         raise PruneError(f"{cls.method} takes no budget; its size follows from training")
 
