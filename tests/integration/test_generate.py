@@ -1,4 +1,4 @@
-"""Generation with a cache that shrinks equals a full masked forward pass, token by token."""
+"""Generation with a pruned cache equals a full masked forward pass, token by token."""
 
 import copy
 
@@ -8,14 +8,13 @@ from torch.testing import assert_close
 
 import kvprune
 import zoo
-from helpers import random_ids, uneven_gates
+from helpers import attach_uneven, full_logits, position_ids, random_ids
 from kvprune import (
     DenseConfig,
     H2OConfig,
     LocalConfig,
     PrunedCache,
     PruneError,
-    PruningConfig,
     StreamingConfig,
     StridedConfig,
     TovaConfig,
@@ -27,11 +26,9 @@ TOLERANCE = 5e-5
 BACKENDS = ["cpu", "reference"]
 
 
-def attached(name, seed=0, **options):
+def pruned_model(name, **options):
     model = zoo.make(name)
-    pruned = kvprune.attach(model, PruningConfig(rank=8, **options))
-    uneven_gates(pruned, seed)
-    return model, pruned
+    return model, attach_uneven(model, **options)
 
 
 def padded_batch():
@@ -41,18 +38,6 @@ def padded_batch():
     return ids, mask
 
 
-def positions(mask):
-    return (mask.cumsum(-1) - 1).clamp(min=0)
-
-
-def full_logits(model, sequence, mask):
-    """The logits of every position by one forward pass without a cache."""
-    with torch.no_grad():
-        return model(
-            sequence, attention_mask=mask, position_ids=positions(mask), use_cache=False
-        ).logits
-
-
 def generate(model, ids, mask, **options):
     options = {"max_new_tokens": 60, "do_sample": False, **options}
     return model.generate(
@@ -60,14 +45,14 @@ def generate(model, ids, mask, **options):
     )
 
 
-def extended(mask, length):
+def extend_mask(mask, length):
     return torch.cat([mask, mask.new_ones(len(mask), length - mask.shape[1])], 1)
 
 
 def assert_exact(model, out, mask, tolerance=TOLERANCE):
-    """Every step's logits are those of a full forward pass over what was generated."""
+    """The logits of every step equal those of a full forward pass over the result."""
     sequence = out.sequences
-    want = full_logits(model, sequence, extended(mask, sequence.shape[1]))
+    want = full_logits(model, sequence, extend_mask(mask, sequence.shape[1]))
     got = torch.stack(out.logits, 1)
     assert_close(got, want[:, mask.shape[1] - 1 : -1], atol=tolerance, rtol=0)
 
@@ -76,13 +61,13 @@ def assert_pruned(cache):
     kept = cache.kept.float()
     assert kept.shape[0] == len(cache.stores)
     assert (kept < 0.9 * cache.seen).any(), "nothing was dropped"
-    assert len(kept) == 1 or kept.std(dim=0).max() > 0, "all layers dropped alike"
+    assert len(kept) == 1 or kept.std(dim=0).max() > 0, "all layers dropped equally"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHAPES)
 def test_greedy_with_a_padded_batch(name, backend):
-    model, pruned = attached(name)
+    model, pruned = pruned_model(name)
     ids, mask = padded_batch()
     cache = PrunedCache(pruned, backend=backend)
     out = generate(model, ids, mask, max_new_tokens=200, past_key_values=cache)
@@ -94,7 +79,7 @@ def test_greedy_with_a_padded_batch(name, backend):
 
 @pytest.mark.parametrize("name", [name for name in zoo.ZOO if name not in SHAPES])
 def test_greedy_on_every_family(name):
-    model, _ = attached(name)
+    model, _ = pruned_model(name)
     ids, mask = padded_batch()
     out = generate(model, ids, mask, max_new_tokens=30)
     assert_exact(model, out, mask, tolerance=2e-3 if name == "qwen3_next" else 1e-4)
@@ -103,8 +88,8 @@ def test_greedy_on_every_family(name):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_padded_row_equals_the_row_alone(name, backend):
-    model, pruned = attached(name)
+def test_padded_row_equals_the_row_alone(name, backend):
+    model, pruned = pruned_model(name)
     ids, mask = padded_batch()
     batch = generate(model, ids, mask, past_key_values=PrunedCache(pruned, backend=backend))
     for row in range(3):
@@ -116,15 +101,15 @@ def test_a_padded_row_equals_the_row_alone(name, backend):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunked_prefill(name, chunk):
-    model, _ = attached(name)
+    model, _ = pruned_model(name)
     ids, mask = padded_batch()
     out = generate(model, ids, mask, prefill_chunk_size=chunk)
     assert_exact(model, out, mask)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_a_second_turn_on_a_returned_cache(name):
-    model, _ = attached(name)
+def test_second_turn_with_the_returned_cache(name):
+    model, _ = pruned_model(name)
     ids = random_ids(2, PROMPT)
     first = generate(model, ids, torch.ones_like(ids), max_new_tokens=20)
     turn = torch.cat([first.sequences, random_ids(2, 15, seed=5)], 1)
@@ -137,24 +122,24 @@ def test_a_second_turn_on_a_returned_cache(name):
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name != "gemma2"])
 def test_right_padding(name):
-    """Prompts padded on the right, then tokens one at a time, against each row alone.
+    """Prompts padded on the right, then single tokens, against each row alone.
 
-    Not Gemma 2: the host counts pads in the windows of its sliding layers.
+    Not Gemma 2: transformers counts pads in the windows of its sliding layers.
     """
-    model, pruned = attached(name)
+    model, pruned = pruned_model(name)
     ids, mask = random_ids(3, PROMPT), torch.ones(3, PROMPT, dtype=torch.long)
     mask[1, 30:], mask[2, 12:] = 0, 0
     tail = random_ids(3, 25, seed=7)
     cache = PrunedCache(pruned)
-    whole = torch.cat([mask, torch.ones_like(tail)], 1)
+    full_mask = torch.cat([mask, torch.ones_like(tail)], 1)
     with torch.no_grad():
-        model(ids, attention_mask=mask, position_ids=positions(mask), past_key_values=cache)
+        model(ids, attention_mask=mask, position_ids=position_ids(mask), past_key_values=cache)
         for t in range(25):
-            seen = whole[:, : PROMPT + t + 1]
+            seen = full_mask[:, : PROMPT + t + 1]
             got = model(
                 tail[:, t : t + 1],
                 attention_mask=seen,
-                position_ids=positions(seen)[:, -1:],
+                position_ids=position_ids(seen)[:, -1:],
                 past_key_values=cache,
             ).logits[:, -1]
             for row in range(3):
@@ -166,9 +151,9 @@ def test_right_padding(name):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_beams(name, backend):
-    """Beam search with the cache picks what beam search without any cache picks."""
-    model, pruned = attached(name)
+def test_beam_search(name, backend):
+    """Beam search with and without the cache gives the same sequences."""
+    model, pruned = pruned_model(name)
     ids, mask = padded_batch()
     options = {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": 25, "do_sample": False}
     got = model.generate(
@@ -180,7 +165,7 @@ def test_beams(name, backend):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_sampling_and_several_sequences(name):
-    model, _ = attached(name)
+    model, _ = pruned_model(name)
     ids, mask = padded_batch()
     options = {"do_sample": True, "num_return_sequences": 2, "max_new_tokens": 30, "top_k": 0}
     torch.manual_seed(3)
@@ -191,7 +176,7 @@ def test_sampling_and_several_sequences(name):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_rows_that_end_at_different_times(name):
-    model, _ = attached(name)
+    model, _ = pruned_model(name)
     ids, mask = padded_batch()
     plain = generate(model, ids, mask).sequences
     end = int(plain[1, PROMPT + 10])
@@ -207,8 +192,8 @@ def test_rows_that_end_at_different_times(name):
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_prompt_lookup_decoding(name):
-    model, _ = attached(name)
-    # repeats, so that some candidates are accepted and some are not
+    model, _ = pruned_model(name)
+    # repetitive, so that some candidates are accepted and some are not
     ids = random_ids(1, 12).repeat(1, 4)
     mask = torch.ones_like(ids)
     options = {"max_new_tokens": 60, "do_sample": False}
@@ -220,18 +205,18 @@ def test_prompt_lookup_decoding(name):
 @pytest.mark.parametrize("pruned_assistant", [False, True])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_assisted_decoding(name, pruned_assistant):
-    model, _ = attached(name)
-    assistant = zoo.make(name, seed=0)  # the same weights, unpruned: often right, not always
+    model, _ = pruned_model(name)
+    assistant = zoo.make(name, seed=0)  # same weights without pruning: mostly right
     if pruned_assistant:
-        uneven_gates(kvprune.attach(assistant, PruningConfig(rank=8)), seed=4)
+        attach_uneven(assistant, seed=4)
     ids = random_ids(1, 30)
     options = {"max_new_tokens": 50, "do_sample": False, "attention_mask": torch.ones_like(ids)}
     want = model.generate(ids, **options)
     assert torch.equal(model.generate(ids, assistant_model=assistant, **options), want)
 
 
-def test_crop_takes_back_what_was_recorded():
-    model, pruned = attached("llama")
+def test_crop_undoes_recorded_steps():
+    model, pruned = pruned_model("llama")
     ids = random_ids(1, 60)
     cache = PrunedCache(pruned, record=True)
     with torch.no_grad():
@@ -255,8 +240,8 @@ def test_crop_takes_back_what_was_recorded():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("depth_tied", [False, True])
 @pytest.mark.parametrize("chunk", [None, 11])
-def test_the_record_equals_the_trace(backend, depth_tied, chunk):
-    model, pruned = attached("llama", depth_tied=depth_tied, protect_first=1, protect_recent=2)
+def test_record_equals_the_trace(backend, depth_tied, chunk):
+    model, pruned = pruned_model("llama", depth_tied=depth_tied, protect_first=1, protect_recent=2)
     ids = random_ids(2, PROMPT)
     cache = PrunedCache(pruned, record=True, backend=backend)
     mask = torch.ones_like(ids)
@@ -267,8 +252,8 @@ def test_the_record_equals_the_trace(backend, depth_tied, chunk):
     assert torch.equal(cache.kept, alive)
 
 
-def test_the_record_follows_its_rows():
-    model, pruned = attached("llama")
+def test_record_follows_reordered_rows():
+    model, pruned = pruned_model("llama")
     ids = random_ids(3, PROMPT)
     cache = PrunedCache(pruned, record=True)
     with torch.no_grad():
@@ -283,16 +268,16 @@ def test_the_record_follows_its_rows():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_half_precision(name, dtype):
-    """Not exact token by token, rounding differs with the order of sums, but close."""
-    model, _ = attached(name)
+    """Close, not exact: rounding depends on the order of summation."""
+    model, _ = pruned_model(name)
     model.to(dtype)
     ids, mask = padded_batch()
     out = generate(model, ids, mask, max_new_tokens=20)
     assert out.past_key_values.stores[0].table.keys.dtype == dtype
-    want = full_logits(model, out.sequences, extended(mask, out.sequences.shape[1]))
+    want = full_logits(model, out.sequences, extend_mask(mask, out.sequences.shape[1]))
     got = torch.stack(out.logits, 1)
-    off = (got.float() - want[:, PROMPT - 1 : -1].float()).abs()
-    assert off.median() < 0.05
+    error = (got.float() - want[:, PROMPT - 1 : -1].float()).abs()
+    assert error.median() < 0.05
 
 
 @pytest.mark.parametrize(
@@ -307,40 +292,39 @@ def test_baselines(config, backend, name):
     cache = PrunedCache(pruned, backend=backend)
     out = generate(model, ids, mask, past_key_values=cache)
     assert_exact(model, out, mask)
-    most = int(cache.kept.max())
     seen = cache.seen
     bound = {"dense": seen, "local": 9, "strided": seen // 8 + 8, "streaming": 9}[config.method]
-    assert most <= bound
+    assert int(cache.kept.max()) <= bound
     assert config.method == "dense" or cache.nbytes < cache.dense_nbytes
 
 
-def test_inference_mode_and_leaving_it():
-    model, _ = attached("gpt2")
+def test_cache_created_in_inference_mode():
+    model, _ = pruned_model("gpt2")
     ids, mask = padded_batch()
     with torch.inference_mode():
         out = generate(model, ids, mask, max_new_tokens=10)
     more = torch.cat([out.sequences, random_ids(3, 4)], 1)
-    longer = extended(mask, more.shape[1])
+    longer = extend_mask(mask, more.shape[1])
     again = generate(model, more, longer, past_key_values=out.past_key_values, max_new_tokens=10)
     assert_exact(model, again, longer)
 
 
-def test_a_copied_cache_goes_its_own_way():
-    model, _ = attached("llama")
+def test_copied_cache_is_independent():
+    model, _ = pruned_model("llama")
     ids = random_ids(2, PROMPT)
     out = generate(model, ids, torch.ones_like(ids), max_new_tokens=10)
-    twin = copy.deepcopy(out.past_key_values)
-    for cache, seed in ((out.past_key_values, 1), (twin, 2)):
+    clone = copy.deepcopy(out.past_key_values)
+    for cache, seed in ((out.past_key_values, 1), (clone, 2)):
         more = torch.cat([out.sequences, random_ids(2, 8, seed=seed)], 1)
         assert_exact(model, generate(model, more, torch.ones_like(more), past_key_values=cache),
                      torch.ones_like(more))  # fmt: skip
-    assert twin.to("cpu") is twin
+    assert clone.to("cpu") is clone
 
 
 def test_streamers_and_scores():
     from transformers import TextStreamer
 
-    class Collect(TextStreamer):
+    class CollectingStreamer(TextStreamer):
         def __init__(self):
             self.tokens = []
 
@@ -350,9 +334,9 @@ def test_streamers_and_scores():
         def end(self):
             self.tokens.append(None)
 
-    model, _ = attached("gpt2")
+    model, _ = pruned_model("gpt2")
     ids = random_ids(1, 12)
-    streamer = Collect()
+    streamer = CollectingStreamer()
     out = model.generate(
         ids, max_new_tokens=8, do_sample=False, streamer=streamer, output_scores=True,
         return_dict_in_generate=True, attention_mask=torch.ones_like(ids),
@@ -361,8 +345,8 @@ def test_streamers_and_scores():
     assert len(out.scores) == 8
 
 
-def test_what_the_cache_reports():
-    model, pruned = attached("llama")
+def test_cache_statistics():
+    model, pruned = pruned_model("llama")
     ids, mask = padded_batch()
     cache = generate(model, ids, mask, max_new_tokens=30).past_key_values
     assert isinstance(cache, PrunedCache)
@@ -376,17 +360,17 @@ def test_what_the_cache_reports():
     ]
     assert cache.nbytes == sum(storages)
     assert 0.9 <= cache.load_factor <= 1
-    # at the last position: the share of earlier tokens that are gone
+    # at the last position: the share of earlier tokens that are dropped
     earlier = torch.tensor([68, 61, 53]).sum()
-    gone = 1 - (cache.kept - 1).sum(1) / earlier
-    assert_close(pruned.sparsity().per_layer, gone.float())
+    dropped = 1 - (cache.kept - 1).sum(1) / earlier
+    assert_close(pruned.sparsity().per_layer, dropped.float())
     assert "pruned" in repr(cache).lower()
 
 
-def test_plain_forward_makes_and_continues_a_pruned_cache():
+def test_forward_creates_and_continues_a_pruned_cache():
     from transformers import DynamicCache
 
-    model, _ = attached("llama")
+    model, _ = pruned_model("llama")
     ids = random_ids(2, 50)
     with torch.no_grad():
         for given in ({}, {"past_key_values": DynamicCache()}):
@@ -399,16 +383,16 @@ def test_plain_forward_makes_and_continues_a_pruned_cache():
 
 
 def test_gradients_flow_in_eval_mode():
-    model, _ = attached("llama")
+    model, _ = pruned_model("llama")
     embeds = model.get_input_embeddings()(random_ids(1, 12)).detach().requires_grad_()
     model(inputs_embeds=embeds).logits.sum().backward()
     assert embeds.grad.abs().max() > 0
 
 
-def test_what_cannot_work_says_so():
+def test_unsupported_caches_and_modes_are_refused():
     from transformers import DynamicCache, StaticCache
 
-    model, pruned = attached("llama")
+    model, pruned = pruned_model("llama")
     ids = random_ids(1, 8)
     with pytest.raises(PruneError, match="generate_batch"):
         model.generate_batch([[1, 2, 3]])
@@ -433,8 +417,8 @@ def test_what_cannot_work_says_so():
         _ = PrunedCache(pruned).drop_step
 
 
-def test_detach_gives_generate_back():
-    model, pruned = attached("llama")
+def test_detach_restores_generate():
+    model, pruned = pruned_model("llama")
     ids = random_ids(1, 8)
     want = zoo.make("llama").generate(ids, max_new_tokens=5, do_sample=False)
     pruned.detach()
@@ -443,15 +427,15 @@ def test_detach_gives_generate_back():
     assert not isinstance(out.past_key_values, PrunedCache)
 
 
-def test_a_copied_model_generates_with_its_own_layers():
-    model, _ = attached("llama")
-    twin = copy.deepcopy(model)
+def test_copied_model_generates_with_its_own_layers():
+    model, _ = pruned_model("llama")
+    clone = copy.deepcopy(model)
     ids = random_ids(1, 20)
-    want = twin.generate(ids, max_new_tokens=10, do_sample=False)
+    want = clone.generate(ids, max_new_tokens=10, do_sample=False)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.zero_()
-    assert torch.equal(twin.generate(ids, max_new_tokens=10, do_sample=False), want)
+    assert torch.equal(clone.generate(ids, max_new_tokens=10, do_sample=False), want)
 
 
 @pytest.mark.parametrize("config", [TovaConfig(budget=12), H2OConfig(budget=12)])
@@ -467,13 +451,13 @@ def test_policies_hold_their_budget_and_are_exact(config, name, backend):
     assert int(out.past_key_values.kept.max()) == 12
     steps = pruned.trace(ids, mask)
     assert steps.shape == (len(pruned.layers), 3, PROMPT)
-    # the last token saw the budget and itself; who left after it is not in its past
+    # the last token sees the budget and itself; the drop after it is not in the trace
     assert (steps[:, 0] == kvprune.NEVER).sum(-1).tolist() == [13] * len(pruned.layers)
     assert 0.2 < pruned.sparsity().total < 0.9
 
 
-def plain_policy(config, logits):
-    """TOVA and H2O as loops over one head's logits (T, T): which tokens each query sees."""
+def policy_by_loops(config, logits):
+    """TOVA and H2O as loops over the logits (T, T) of one head: which tokens each query sees."""
     T, held, score, seen = len(logits), [], {}, []
     for t in range(T):
         held.append(t)
@@ -492,24 +476,24 @@ def plain_policy(config, logits):
 
 
 @pytest.mark.parametrize("config", [TovaConfig(budget=5), H2OConfig(budget=6)])
-def test_policies_against_plain_loops(config):
-    """One layer, one head: the trace is that of the loops."""
+def test_policies_against_loops(config):
+    """One layer, one head: the trace equals that of the loops."""
     model = zoo.make("gpt2", n_layer=1, n_head=1)
     ids = random_ids(1, 30)
-    caught = {}
+    inputs = {}
     attention = model.transformer.h[0].attn
-    hook = attention.register_forward_pre_hook(lambda module, args: caught.update(x=args[0]))
+    hook = attention.register_forward_pre_hook(lambda module, args: inputs.update(x=args[0]))
     with torch.no_grad():
         model(ids)
-        q, k, _ = attention.c_attn(caught["x"])[0].split(64, -1)
+        q, k, _ = attention.c_attn(inputs["x"])[0].split(64, -1)
     hook.remove()
-    seen = plain_policy(config, (q @ k.T) / 8)
+    seen = policy_by_loops(config, (q @ k.T) / 8)
     steps = kvprune.attach(model, config).trace(ids)[0, 0]
     for t, tokens in enumerate(seen):
         assert [j for j in range(t + 1) if t < steps[j]] == tokens
 
 
-def test_policies_refuse_what_they_cannot_do():
+def test_policies_refuse_training_and_crop():
     model = zoo.make("llama")
     kvprune.attach(model, TovaConfig(budget=5))
     ids = random_ids(1, 12)
