@@ -1,4 +1,4 @@
-"""A SlotTable holds what plain Python sets say it holds, after any sequence of operations."""
+"""SlotTable against plain Python sets, after any sequence of operations."""
 
 import copy
 
@@ -16,7 +16,7 @@ H, D, DV, R = 2, 3, 2, 1
 
 
 def contents(token):
-    """Every number that a token brings is made of its own number, so equality is exact."""
+    """The columns of a token, all computed from its number, so that equality is exact."""
     token = token.float()
     heads = torch.arange(H).float()[:, None, None]
     key = token[:, None, :, None] * 8 + heads * 4 + torch.arange(D)  # (B, H, T, D)
@@ -39,8 +39,8 @@ def push(table, token, valid=None):
     table.push(key, value, key_int, token, valid, **extra)
 
 
-def held(table):
-    """Which tokens each row holds, once everything beside their numbers has been checked."""
+def tokens_in(table):
+    """The tokens in each row; checks all their columns."""
     slots = table.get()
     key, value, key_int, extra = contents(slots.token)
     for want, got in [(key, slots.keys), (value, slots.values)]:
@@ -96,10 +96,10 @@ class AnySequence(RuleBasedStateMachine):
         mask = self.mask(data, S) if how_much != "all" else torch.ones(len(self.model), S) > 0
         if how_much == "most":
             mask |= self.mask(data, S)
-        # a free slot holds the number of somebody who may sit elsewhere by now
-        gone = mask & self.table.valid[:, :S]
+        # a free slot may still show the number of a token that is in another slot now
+        removed = mask & self.table.valid[:, :S]
         for b, row in enumerate(self.table.token[:, :S]):
-            self.model[b] -= set(row[gone[b]].tolist())
+            self.model[b] -= set(row[removed[b]].tolist())
         self.table.remove(mask)
         prefix = torch.arange(self.table.capacity) < self.table.kept[:, None]
         assert self.table.packed == self.table.valid.equal(prefix)
@@ -142,17 +142,17 @@ class AnySequence(RuleBasedStateMachine):
         old.release(torch.arange(old.rows))
 
     @invariant()
-    def equals_the_model(self):
+    def equals_the_sets(self):
         if not hasattr(self, "table"):
             return
         table = self.table
-        assert held(table) == self.model
+        assert tokens_in(table) == self.model
         assert table.kept.tolist() == [len(row) for row in self.model]
         assert table.longest == max(map(len, self.model))
         used = table.valid.any(0).nonzero()
         assert table.width == (int(used.max()) + 1 if len(used) else 0)
         prefix = torch.arange(table.capacity) < table.kept[:, None]
-        # a push may fill the last hole without looking
+        # `packed` may stay False after a push that fills the last hole
         assert table.valid.equal(prefix) or not table.packed
 
 
@@ -162,14 +162,14 @@ AnySequence.TestCase.settings = settings(
 TestAnySequence = AnySequence.TestCase
 
 
-def filled(rows, tokens, **options):
+def filled_table(rows, tokens, **options):
     table = new_table(rows, **options)
     push(table, torch.arange(rows * tokens).view(rows, tokens))
     return table
 
 
 def test_new_tokens_take_the_leftmost_free_slot():
-    table = filled(2, 20)
+    table = filled_table(2, 20)
     mask = torch.zeros(2, 20, dtype=torch.bool)
     mask[0, 3] = mask[1, 7] = mask[1, 9] = True
     table.remove(mask)
@@ -180,7 +180,7 @@ def test_new_tokens_take_the_leftmost_free_slot():
 
 
 def test_consolidates_only_under_the_load_threshold():
-    table = filled(1, 20)
+    table = filled_table(1, 20)
     mask = torch.zeros(1, 20, dtype=torch.bool)
     mask[0, :2] = True
     table.remove(mask)
@@ -188,12 +188,12 @@ def test_consolidates_only_under_the_load_threshold():
     mask[0, :3] = True
     table.remove(mask)
     assert (table.load_factor, table.width, table.packed) == (1.0, 17, True)
-    # the last three fill the holes, nobody else moves
+    # the last three fill the holes, no other token moves
     assert table.token[0, :17].tolist() == [17, 18, 19, *range(3, 17)]
 
 
-def test_the_longest_row_decides():
-    table = filled(2, 20)
+def test_longest_row_sets_the_width():
+    table = filled_table(2, 20)
     mask = torch.zeros(2, 20, dtype=torch.bool)
     mask[0] = True
     table.remove(mask)
@@ -201,8 +201,8 @@ def test_the_longest_row_decides():
     assert table.kept.tolist() == [0, 20]
 
 
-def test_bytes_go_down_and_do_not_thrash():
-    table = filled(2, 1000)
+def test_memory_shrinks_without_frequent_resizes():
+    table = filled_table(2, 1000)
     full = table.nbytes
     per_slot = 2 * (H * (D + DV) * 4 + R * 4 + 8 + 1 + 4 + 4)
     assert full == table.capacity * per_slot <= 1000 * per_slot * 1.15
@@ -213,15 +213,15 @@ def test_bytes_go_down_and_do_not_thrash():
     settled, resizes = table.capacity, 0
     for step in range(200):
         push(table, torch.full((2, 1), 10_000 + step))
-        gone = torch.zeros(2, table.width, dtype=torch.bool)
-        gone[:, step % table.width] = True
-        table.remove(gone)
+        mask = torch.zeros(2, table.width, dtype=torch.bool)
+        mask[:, step % table.width] = True
+        table.remove(mask)
         resizes += table.capacity != settled
         settled = table.capacity
     assert resizes <= 1
 
 
-def test_nothing_to_push_nothing_to_remove():
+def test_empty_push_and_remove():
     with poisoned():
         table = new_table(3)
         push(table, torch.zeros(3, 0, dtype=torch.int64))
@@ -231,13 +231,13 @@ def test_nothing_to_push_nothing_to_remove():
         assert (table.width, table.nbytes, table.load_factor) == (0, 0, 1.0)
         assert table.kept.tolist() == [0, 0]
         push(table, torch.arange(2)[:, None], torch.zeros(2, 1, dtype=torch.bool))
-        assert held(table) == [set(), set()]
+        assert tokens_in(table) == [set(), set()]
         push(table, torch.arange(2)[:, None])
-        assert held(table) == [{0}, {1}]
+        assert tokens_in(table) == [{0}, {1}]
 
 
-def test_no_rows():
-    table = filled(2, 5)
+def test_select_no_rows():
+    table = filled_table(2, 5)
     table.select(torch.tensor([], dtype=torch.int64))
     assert (table.rows, table.width, table.nbytes) == (0, 0, 0)
 
@@ -248,34 +248,34 @@ def test_keeps_its_dtype_and_float32_interaction_keys(dtype):
     push(table, torch.arange(5)[None])
     assert (table.keys.dtype, table.values.dtype) == (dtype, dtype)
     assert table.key_int.dtype == torch.float32
-    assert held(table) == [{0, 1, 2, 3, 4}]
+    assert tokens_in(table) == [{0, 1, 2, 3, 4}]
 
 
-def test_no_interaction_keys():
+def test_table_without_interaction_keys():
     table = SlotTable(1, H, D)
     table.push(torch.ones(1, H, 4, D), torch.ones(1, H, 4, D), None, torch.arange(4)[None])
     assert table.get().key_int.shape == (1, 4, 0)
     assert table.kept.tolist() == [4]
 
 
-def test_a_table_outlives_inference_mode():
+def test_table_created_in_inference_mode():
     with torch.inference_mode():
-        table = filled(2, 3)
+        table = filled_table(2, 3)
         table.select(torch.tensor([1, 0]))
     push(table, torch.tensor([[100], [101]]))
     table.remove(torch.zeros(2, 4, dtype=torch.bool))
-    assert held(table) == [{3, 4, 5, 100}, {0, 1, 2, 101}]
+    assert tokens_in(table) == [{3, 4, 5, 100}, {0, 1, 2, 101}]
 
 
-def test_stores_no_graph():
+def test_stored_keys_have_no_gradient():
     table = SlotTable(1, H, D)
     key = torch.ones(1, H, 1, D, requires_grad=True)
     table.push(key * 2, key * 3, None, torch.zeros(1, 1, dtype=torch.int64))
     assert not table.keys.requires_grad
 
 
-def test_a_clone_is_apart():
-    table = filled(2, 4)
+def test_clone_is_independent():
+    table = filled_table(2, 4)
     other = table.clone()
     other.release(torch.tensor([0, 1]))
     assert table.kept.tolist() == [4, 4]

@@ -1,4 +1,4 @@
-"""The oracle itself, against numbers worked out by hand and against a vectorised cumprod."""
+"""The oracle, against numbers computed by hand and a vectorised cumprod."""
 
 import math
 
@@ -7,13 +7,9 @@ import torch
 from torch.testing import assert_close
 
 import oracle
+from helpers import random
 
 ALPHAS = [1.0, 1.0001, 1.3, 1.5, 2.0, 2.5, 3.0, 4.0, 8.0, 64.0]
-
-
-def draw(*shape: int, seed: int = 0, grad: bool = False) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=grad)
 
 
 def test_alpha_sigmoid_by_hand():
@@ -49,7 +45,7 @@ def test_alpha_sigmoid_saturates(alpha):
 
 
 @pytest.mark.parametrize("alpha", [alpha for alpha in ALPHAS if alpha <= 8])
-def test_slope_is_the_difference_quotient(alpha):
+def test_slope_equals_the_difference_quotient(alpha):
     step = 1e-6
     for share in [-0.9, -0.3, 0.0, 0.5, 0.9]:
         x = share * (3.0 if alpha == 1 else min(3.0, 1 / (alpha - 1)))
@@ -57,7 +53,7 @@ def test_slope_is_the_difference_quotient(alpha):
         assert oracle.alpha_sigmoid_slope(x, alpha) == pytest.approx(rise / (2 * step), rel=1e-5)
 
 
-def test_slope_survives_where_p_rounds_to_one():
+def test_slope_where_p_rounds_to_one():
     # α = 1.8, 1 − p = 1e-17: the slope is 1 / ((1e-17)^−0.2 + 1) although p is 1.0 in float64
     x = -math.expm1(0.8 * math.log(1e-17)) / 0.8
     assert oracle.alpha_sigmoid(x, 1.8) == 1.0
@@ -65,7 +61,7 @@ def test_slope_survives_where_p_rounds_to_one():
 
 
 def test_gate_has_the_implicit_gradient():
-    x = (draw(20) / 2).requires_grad_()
+    x = (random(20) / 2).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: oracle.gate(x, 1.5), x)
     assert torch.autograd.gradcheck(lambda x: oracle.gate(x, 3.0, "temperature"), x)
     assert_close(oracle.gate(x, 3.0, "temperature"), 1 / (1 + torch.exp(-3 * x)))
@@ -89,9 +85,9 @@ def test_soft_keep_by_hand():
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 4.0])
 def test_soft_keep_is_a_cumprod(alpha):
     B, T, R = 2, 7, 5
-    q_int, k_int = draw(B, T, R, seed=1, grad=True), draw(B, T, R, seed=2, grad=True)
+    q_int, k_int = (random(B, T, R, seed=seed).requires_grad_() for seed in (1, 2))
     beta = torch.tensor(0.4, dtype=torch.float64, requires_grad=True)
-    weight = draw(B, T, T, seed=3)
+    weight = random(B, T, T, seed=3)
     inputs = (q_int, k_int, beta)
 
     keep = oracle.soft_keep(*inputs, alpha)
@@ -106,7 +102,7 @@ def test_soft_keep_is_a_cumprod(alpha):
 
 
 def test_hard_keep_is_the_limit_of_soft_keep():
-    q_int, k_int = draw(2, 9, 4, seed=4), draw(2, 9, 4, seed=5)
+    q_int, k_int = random(2, 9, 4, seed=4), random(2, 9, 4, seed=5)
     hard = oracle.hard_keep(q_int, k_int, 0.5)
     assert_close(oracle.soft_keep(q_int, k_int, 0.5, math.inf), hard)
     assert_close(oracle.soft_keep(q_int, k_int, 0.5, 1e6), hard)
@@ -116,9 +112,9 @@ def test_hard_keep_is_the_limit_of_soft_keep():
 
 @pytest.mark.parametrize("options", [{}, {"protect_first": 2}, {"protect_recent": 3}])
 @pytest.mark.parametrize("padded", [False, True])
-def test_drop_step_says_what_hard_keep_shows(options, padded):
+def test_drop_step_agrees_with_hard_keep(options, padded):
     B, T = 3, 9
-    q_int, k_int = draw(B, T, 4, seed=6), draw(B, T, 4, seed=7)
+    q_int, k_int = random(B, T, 4, seed=6), random(B, T, 4, seed=7)
     real = torch.ones(B, T, dtype=torch.bool)
     if padded:
         real[0, :3] = real[1, 6:] = real[2, 4] = False
@@ -136,13 +132,13 @@ def test_drop_step_says_what_hard_keep_shows(options, padded):
 
 
 @pytest.mark.parametrize("options", [{}, {"protect_first": 2, "protect_recent": 2}])
-def test_padding_changes_nothing_for_real_tokens(options):
+def test_padding_does_not_affect_real_tokens(options):
     T = 6
-    q_int, k_int = draw(1, T, 4, seed=8), draw(1, T, 4, seed=9)
+    q_int, k_int = random(1, T, 4, seed=8), random(1, T, 4, seed=9)
     places = [1, 2, 4, 5, 6, 8]
     real = torch.zeros(1, 9, dtype=torch.bool)
     real[0, places] = True
-    padded_q, padded_k = draw(1, 9, 4, seed=10), draw(1, 9, 4, seed=11)
+    padded_q, padded_k = random(1, 9, 4, seed=10), random(1, 9, 4, seed=11)
     padded_q[0, places], padded_k[0, places] = q_int[0], k_int[0]
 
     want = oracle.soft_keep(q_int, k_int, 0.2, 1.5, **options)
@@ -158,7 +154,7 @@ def test_padding_changes_nothing_for_real_tokens(options):
 
 
 def test_protected_tokens_by_hand():
-    # every vote is to drop
+    # every vote is a drop
     q_int, k_int, T = torch.zeros(1, 5, 1), torch.zeros(1, 5, 1), 5
     never = oracle.NEVER
     assert oracle.drop_step(q_int, k_int, -1.0).tolist() == [[1, 2, 3, 4, never]]
@@ -176,13 +172,13 @@ def test_protected_tokens_by_hand():
 
 
 def test_depth_tied_is_a_running_product():
-    keeps = [oracle.soft_keep(draw(1, 4, 2, seed=s), draw(1, 4, 2), 0.5, 1.5) for s in range(3)]
+    keeps = [oracle.soft_keep(random(1, 4, 2, seed=s), random(1, 4, 2), 0.5, 1.5) for s in range(3)]
     tied = oracle.depth_tied(keeps)
     assert_close(torch.stack(tied), torch.stack(keeps).cumprod(dim=0))
 
 
 def test_one_token():
-    q_int = draw(2, 1, 3)
+    q_int = random(2, 1, 3)
     assert oracle.soft_keep(q_int, q_int, 0.0, 1.5).tolist() == [[[1.0]], [[1.0]]]
     assert oracle.drop_step(q_int, q_int, 0.0).tolist() == [[oracle.NEVER], [oracle.NEVER]]
     assert oracle.sparsity_loss([torch.ones(2, 1, 1)]) == 0
@@ -192,8 +188,12 @@ def test_one_token():
 @pytest.mark.parametrize("softcap", [None, 1.5])
 def test_attention_is_a_softmax(softcap):
     B, H, Hkv, T, D = 2, 4, 2, 5, 3
-    q, k, v = draw(B, H, T, D, seed=1), draw(B, Hkv, T, D, seed=2), draw(B, Hkv, T, D + 1, seed=3)
-    keep = oracle.soft_keep(draw(B, T, 4, seed=4), draw(B, T, 4, seed=5), 0.3, 4.0)
+    q, k, v = (
+        random(B, H, T, D, seed=1),
+        random(B, Hkv, T, D, seed=2),
+        random(B, Hkv, T, D + 1, seed=3),
+    )
+    keep = oracle.soft_keep(random(B, T, 4, seed=4), random(B, T, 4, seed=5), 0.3, 4.0)
     assert ((keep == 0).tril() != 0).any()
     leaves = [x.requires_grad_() for x in (q, k, v, keep)]
     scaling = 0.7
@@ -204,11 +204,11 @@ def test_attention_is_a_softmax(softcap):
     logits = q @ copies[0].mT * scaling
     if softcap:
         logits = softcap * torch.tanh(logits / softcap)
-    # log of a zero has no gradient: those entries are masked instead
+    # log of zero has no gradient: mask those entries instead
     log_keep = keep.where(keep > 0, 1.0).log().masked_fill(keep == 0, -math.inf)
     want = ((logits + log_keep[:, None]).softmax(dim=-1) @ copies[1]).transpose(1, 2)
     assert_close(output, want)
-    weight = draw(B, T, H, D + 1, seed=6)
+    weight = random(B, T, H, D + 1, seed=6)
     got_grads = torch.autograd.grad((output * weight).sum(), leaves)
     assert_close(got_grads, torch.autograd.grad((want * weight).sum(), leaves))
 
@@ -218,7 +218,7 @@ def test_sparsity_loss_by_hand():
     # 2 / (L n (n−1)) Σ
     assert oracle.sparsity_loss(keeps).item() == pytest.approx(2 / (2 * 3 * 2) * (0.75 + 3))
     assert oracle.sparsity(keeps) == [pytest.approx(1 / 3), 0.0]
-    # a second row with two real tokens adds one pair a layer to the pool of three
+    # a second row with two real tokens adds one pair per layer to the three
     rows = [torch.cat([keep, torch.zeros(1, 3, 3)]) for keep in keeps]
     real = torch.tensor([[True, True, True], [False, True, True]])
     assert oracle.sparsity_loss(rows, real).item() == pytest.approx((0.75 + 3) / 8)

@@ -1,4 +1,4 @@
-"""Dense, local and strided attention through the same verb."""
+"""Dense, local and strided attention through attach."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch.testing import assert_close
 import kvprune
 import oracle
 import zoo
-from helpers import random_ids, reading, real_tokens
+from helpers import random_ids, reading, real_pairs, real_tokens, visible
 from kvprune import DenseConfig, LocalConfig, StridedConfig
 from kvprune.ops.timeline import make_timeline
 
@@ -26,18 +26,14 @@ CONFIGS = [
 def test_pattern_against_the_oracle(config, keep_of, padding, T):
     real = real_tokens(2, T, padding)
     steps = config.drop_steps(reading(make_timeline(real, (2, T), torch.device("cpu"))))
-    k = torch.arange(T)
-    got = (k[None, :] <= k[:, None]) & (k[:, None] < steps[:, None, :])
     want = keep_of(T, real).bool().expand(2, T, T)
-    pairs = torch.ones(2, T, T, dtype=torch.bool)
-    if real is not None:
-        pairs = real[:, :, None] & real[:, None]
-    assert torch.equal(got & pairs, want & pairs)
+    pairs = real_pairs(real, 2, T)
+    assert torch.equal(visible(steps) & pairs, want & pairs)
 
 
 @pytest.mark.parametrize(("config", "keep_of"), CONFIGS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
-def test_models(config, keep_of, name):
+def test_logits_and_sparsity_of_models(config, keep_of, name):
     model = zoo.make(name)
     ids = random_ids(2, 30)
     with torch.no_grad():
@@ -47,11 +43,11 @@ def test_models(config, keep_of, name):
         out = model(ids, labels=ids)
         out.loss.backward()
         assert all(p.grad is not None for p in model.parameters())
-        share = pruned.sparsity()
+        sparsity = pruned.sparsity()
         keep = keep_of(30, torch.ones(2, 30, dtype=torch.bool))
         want = oracle.sparsity([keep] * len(pruned.layers))
-        assert_close(share.per_layer.tolist(), [float(x) for x in want], atol=1e-6, rtol=0)
-        assert float(pruned.sparsity_loss()) == pytest.approx(1 - share.total, abs=1e-6)
+        assert_close(sparsity.per_layer.tolist(), [float(x) for x in want], atol=1e-6, rtol=0)
+        assert float(pruned.sparsity_loss()) == pytest.approx(1 - sparsity.total, abs=1e-6)
         model.eval()
         with torch.no_grad():
             assert_close(model(ids).logits, out.logits, atol=1e-5, rtol=0)
@@ -60,8 +56,8 @@ def test_models(config, keep_of, name):
     assert ((dense - out.logits).abs().max() < 1e-4) == same
 
 
-def test_local_attention_is_a_causal_window():
-    """The same as the host's own sliding window of the same width."""
+def test_local_attention_equals_a_sliding_window():
+    """The same as the sliding window of transformers with the same width."""
     plain = zoo.make("mistral")
     sliding = zoo.make("mistral", sliding_window=6)
     sliding.load_state_dict(plain.state_dict())

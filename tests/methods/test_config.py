@@ -1,4 +1,4 @@
-"""Configurations: checked when made, and the same after a round trip."""
+"""Configurations: validated when created, unchanged by a round trip."""
 
 import math
 
@@ -23,7 +23,7 @@ def test_round_trip(config):
 
 
 @pytest.mark.parametrize(
-    ("values", "says"),
+    ("values", "message"),
     [
         ({"rank": 0}, "rank=0"),
         ({"rank": 2.5}, "rank=2.5"),
@@ -37,12 +37,12 @@ def test_round_trip(config):
         ({"gate": "relu"}, "gate='relu'"),
     ],
 )
-def test_bad_values(values, says):
-    with pytest.raises(PruneError, match=says):
+def test_invalid_values_are_refused(values, message):
+    with pytest.raises(PruneError, match=message):
         PruningConfig(**values)
 
 
-def test_bad_baselines():
+def test_invalid_baselines_are_refused():
     with pytest.raises(PruneError, match="window=0"):
         LocalConfig(window=0)
     with pytest.raises(PruneError, match="stride=-1"):
