@@ -3,7 +3,9 @@
 import statistics
 
 import harness
+from kvprune.evaluate.throughput.bfloat16 import is_emulated
 from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
+from models import attached, gpt2, llama, survivors
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4
 # more than 48, and four caches do not fit into 24 GB
@@ -43,10 +45,10 @@ def main() -> None:
         for other in ("dynamic", "static", "dense"):
             ratio = max(speeds["ours"]) / max(speeds[other])
             rows.append([f"{precision}, each at its best batch", other, ratio])
-    details["bfloat16_products"] = "float32 on all sides" if emulated() else "native"
+    details["bfloat16_products"] = "float32 on all sides" if is_emulated() else "native"
     short = []
     for batch in [1] if quick else [1, 8, 32]:
-        # all twelve layers always: what is measured here is what a layer costs beside its products
+        # always all twelve layers: this measures what a layer costs in addition to its products
         seconds = gpt2_steps("float32", batch, 64, 9, False, only=("dynamic", "ours"))
         short.append(harness.ratio(seconds["dynamic"], seconds["ours"]))
         rows.append([f"float32, batch {batch}, context 64", "dynamic", short[-1]])
@@ -72,74 +74,6 @@ def main() -> None:
     ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
     rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
-
-
-def gpt2(precision: str, quick: bool = False):
-    """GPT-2 small's shape with random weights; a slice of it for a quick look."""
-    import torch
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    torch.manual_seed(0)
-    config = GPT2Config(n_positions=2048)
-    if quick:
-        config.n_layer, config.vocab_size = 2, 1000
-    model = GPT2LMHeadModel(config).eval().to(getattr(torch, precision))
-    if precision == "bfloat16" and emulated():
-        widen_products(model)
-    return model
-
-
-def emulated() -> bool:
-    """Whether this CPU has no instructions for products of bfloat16."""
-    import torch
-
-    return not torch.cpu._is_avx512_bf16_supported()
-
-
-def widen_products(model) -> None:
-    """The products outside of attention in float32, for every side of the comparison alike.
-
-    Where bfloat16 is emulated, torch multiplies GPT-2's matrices 70 times slower than in float32:
-    the whole step would be that, and attention, dense or pruned, too little of it to be seen.
-    """
-    import torch
-    from transformers.pytorch_utils import Conv1D
-
-    def forward(weight, bias):
-        return lambda x: torch.nn.functional.linear(x.float(), weight, bias).to(x.dtype)
-
-    for module in model.modules():
-        if isinstance(module, Conv1D | torch.nn.Linear):
-            weight = module.weight.detach().float()
-            weight = weight.T.contiguous() if isinstance(module, Conv1D) else weight
-            bias = None if module.bias is None else module.bias.detach().float()
-            module.forward = forward(weight, bias)
-
-
-def attached(model):
-    """Votes that drop one slot in 200 a step: what comes in, goes out."""
-    import torch
-
-    import kvprune
-
-    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=64))
-    with torch.no_grad():
-        for interaction in pruned.interactions:
-            interaction.beta.fill_(2.58)
-    return pruned
-
-
-def survivors(layers: int, batch: int, context: int, sparsity: float, uneven: bool = True):
-    """Tokens kept, (layers, batch): ±40 % between rows, ±40 % between layers, the mean as asked."""
-    import torch
-
-    random = torch.Generator().manual_seed(0)
-    share = torch.ones(layers, batch)
-    if uneven:
-        share = 0.6 + 0.8 * torch.rand(layers, batch, generator=random)
-        share *= 0.6 + 0.8 * torch.rand(layers, 1, generator=random)
-    kept = share / share.mean() * context * (1 - sparsity)
-    return kept.round().long().clamp(1, context)
 
 
 def gpt2_steps(
@@ -196,20 +130,8 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
     return attention / read, {"attention_gb_s": attention / 1e9, "read_gb_s": read / 1e9}
 
 
-def llama(positions: int, layers: int = 12):
-    import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
-        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
-
-
 def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, list[float]]:
-    """Batch 8, 256 survivors whatever the context; dense beside it."""
+    """Batch 8, 256 survivors whatever the context, against dense."""
     batch, calls = 8, {}
     plain = llama(40000, layers)
     ours = twin(plain)
@@ -225,9 +147,9 @@ def llama_steps(contexts: list[int], repeats: int, layers: int) -> dict[str, lis
 
 def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
     """The paper's ideal case: every row holds as many tokens as every other."""
-    calls, made = {}, gpt2("float32", quick)
+    calls, dense = {}, gpt2("float32", quick)
     for name in ("uneven", "ideal"):
-        model = twin(made)
+        model = twin(dense)
         kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
         calls[name] = stepper(model, filled_cache(attached(model), CONTEXT, kept), 32, STEPS)
     return harness.interleave(repeats, calls)

@@ -1,8 +1,8 @@
 """What does fine-tuning with pruning cost against dense fine-tuning, and does sparsity pay it back?
 
-Whole steps in turn: forward, backward, clipped gradient, AdamW. Ours has the loss of training (next
-token + γ · mean keep) at α = 8 and an interaction that drops the given share; "distilled" adds the
-dense model's forward pass, without gradient, as its teacher.
+Complete steps in turn: forward, backward, clipped gradient, AdamW. Ours has the loss of training
+(next token + γ · mean keep) at α = 8 and an interaction that drops the given share; "distilled"
+adds the dense model's forward pass, without gradient, as the teacher.
 """
 
 from collections.abc import Callable
@@ -23,23 +23,24 @@ def main() -> None:
     rounds = 3 if quick else 5
     ratios, rows, details = {}, [], {}
     for name, shape in list(SHAPES.items())[: None if args.sizes == "full" else 1]:
-        calls, tokens, found = sides(*shape)
+        calls, tokens, sparsities = training_steps(*shape)
         seconds = harness.interleave(rounds, calls)
-        for side in list(calls)[1:]:
-            ratio = harness.ratio(seconds[side], seconds["dense"])
-            rows.append([f"step, {name}, {side}", ratio, "dense step"])
-            ratios[f"{name}: {side}"] = ratio
-        details[name] = {"seconds": seconds, "tokens_a_step": tokens, "sparsity": found}
+        for call in list(calls)[1:]:
+            ratio = harness.ratio(seconds[call], seconds["dense"])
+            rows.append([f"step, {name}, {call}", ratio, "dense step"])
+            ratios[f"{name}: {call}"] = ratio
+        details[name] = {"seconds": seconds, "tokens_a_step": tokens, "sparsity": sparsities}
     harness.report(args, ratios, ["what", "ratio", "of"], rows, details)
 
 
-def sides(
+def training_steps(
     width: int, heads: int, layers: int, vocabulary: int, batch: int, length: int
 ) -> tuple[dict[str, Callable[[], None]], int, dict[str, float]]:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
     import kvprune
+    from kvprune.evaluate.throughput.rigged import aim
 
     torch.manual_seed(0)
     # dropout in the attention would take dense SDPA off its fast path
@@ -50,15 +51,15 @@ def sides(
     ids = torch.randint(vocabulary, (batch, length))
     teacher = GPT2LMHeadModel(config).eval()
 
-    def stepper(sparsity: float | None, distill: bool = False) -> Callable[[], None]:
+    def step_of(sparsity: float | None, distill: bool = False) -> Callable[[], None]:
         model = GPT2LMHeadModel(config).train()
         pruned = None
         if sparsity is not None:
             pruned = kvprune.attach(model, kvprune.PruningConfig(alpha=8.0))
             aim(pruned, ids, sparsity)
-            found[f"{sparsity}"] = pruned.sparsity().total
+            sparsities[f"{sparsity}"] = pruned.sparsity().total
             model.train()
-        # a rate of 0 does all the work and leaves the sparsity where it is
+        # a rate of 0 does all the work and leaves the sparsity unchanged
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
 
         def step() -> None:
@@ -67,9 +68,9 @@ def sides(
             if distill:
                 with torch.no_grad():
                     want = teacher(ids, use_cache=False).logits.log_softmax(-1)
-                ours = out.logits.log_softmax(-1)
+                log_p = out.logits.log_softmax(-1)
                 kl = torch.nn.functional.kl_div
-                loss = kl(ours, want, log_target=True, reduction="batchmean")
+                loss = kl(log_p, want, log_target=True, reduction="batchmean")
             if pruned is not None:
                 loss = loss + 0.3 * pruned.sparsity_loss()
             loss.backward()
@@ -79,26 +80,11 @@ def sides(
 
         return step
 
-    found: dict[str, float] = {}
-    calls = {"dense": stepper(None)}
-    calls |= {f"{s:.0%} pruned": stepper(s) for s in SPARSITIES}
-    calls["80% pruned, distilled"] = stepper(0.8, distill=True)
-    return calls, batch * length, found
-
-
-def aim(pruned, ids, share: float) -> None:
-    """Shift β until this share of the pairs is dropped, by bisection."""
-    import torch
-
-    pruned.model.eval()
-    low, high = -20.0, 20.0
-    for _ in range(20 if share else 1):
-        middle = (low + high) / 2 if share else 20.0
-        with torch.no_grad():
-            for layer in pruned.layers:
-                layer.interaction.beta.fill_(middle)
-            pruned.model(ids, use_cache=False)
-        low, high = (middle, high) if pruned.sparsity().total > share else (low, middle)
+    sparsities: dict[str, float] = {}
+    calls = {"dense": step_of(None)}
+    calls |= {f"{s:.0%} pruned": step_of(s) for s in SPARSITIES}
+    calls["80% pruned, distilled"] = step_of(0.8, distill=True)
+    return calls, batch * length, sparsities
 
 
 if __name__ == "__main__":

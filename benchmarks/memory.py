@@ -53,7 +53,7 @@ def filled_cache(pruned):
 
 
 def storages() -> tuple[float, float]:
-    from decode import attached, gpt2
+    from models import attached, gpt2
 
     cache = filled_cache(attached(gpt2("float32")))
     return cache.nbytes / cache.dense_nbytes, cache.load_factor
@@ -63,8 +63,8 @@ def process_bytes(kind: str) -> float:
     """Growth of this process when the cache is made."""
     import gc
 
-    from decode import attached, gpt2
     from kvprune.evaluate.throughput.decoding import dense_cache
+    from models import attached, gpt2
 
     model = gpt2("float32")
     pruned = attached(model) if kind == "ours" else None
@@ -81,7 +81,7 @@ def prefill_peak(length: int, layers: int) -> float:
     import torch
 
     import kvprune
-    from decode import attached, llama
+    from models import attached, llama
 
     model = llama(40000, layers)
     pruned = attached(model)

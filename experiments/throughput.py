@@ -15,8 +15,8 @@ from typing import Any
 import small
 from kvprune import PruningConfig
 from kvprune.evaluate.points import Points
+from kvprune.evaluate.throughput.models import load_pair
 from kvprune.evaluate.throughput.run import Sweep, throughput
-from kvprune.evaluate.throughput.sides import load_sides
 from kvprune.evaluate.throughput.timing import machine, versions
 from kvprune.utils.plot import legend, line, panels
 
@@ -32,19 +32,19 @@ def main() -> None:
     runs = small.Runs(args.runs)
     about = {"machine": machine(), "versions": versions()}
     points = Points(args.runs / "throughput_gpt2.json", about)
-    shape = load_sides("gpt2", dtype="float32", random=True)
-    rows = [{"model": "gpt2", **row} for row in throughput(shape, LARGE, points, told)]
+    models = load_pair("gpt2", dtype="float32", random=True)
+    rows = [{"model": "gpt2", **row} for row in throughput(models, LARGE, points, told)]
     for gamma in GAMMAS:
         place = runs.place(PruningConfig(rank=small.RANK), gamma=gamma)
-        loaded = load_sides(str(place), dtype="float32")
+        models = load_pair(str(place), dtype="float32")
         sweep = Sweep((64, 128, 256, 480), (32,), (), repeats=5)
         points = Points(args.runs / f"throughput_{gamma}.json", about)
-        realistic = throughput(loaded, sweep, points, told)
+        realistic = throughput(models, sweep, points, told)
         # as many holes, but the same in every row and layer
         at = {row["context"]: round(row["sparsity"], 2) for row in realistic if row["sparsity"]}
         for context, share in at.items():
             sweep = Sweep((context,), (32,), (share,), repeats=5)
-            throughput(loaded, sweep, points, told)
+            throughput(models, sweep, points, told)
         rows += [{"model": "tiny", "gamma": gamma, **row} for row in points.rows]
     small.publish("throughput", about, rows)
     for row in rows:

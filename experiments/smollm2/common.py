@@ -24,7 +24,7 @@ from kvprune.cli.evaluate.common import numbers
 from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
-from kvprune.evaluate.throughput.sides import budgeted
+from kvprune.evaluate.throughput.budgets import budgeted
 from kvprune.utils.malloc import keep_memory
 from kvprune.version import __version__
 from small import DOCS, publish

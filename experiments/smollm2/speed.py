@@ -3,9 +3,10 @@
     python experiments/smollm2/speed.py MODEL ADAPTER... --text held_out_book.txt
     kvprune eval throughput ... --memory 4GB        is the same for one adapter and any model
 
-All sides of a batch lie in memory together and decode in turn (kvprune.evaluate.throughput.run);
+All caches of a batch are in memory together and decode in turn (kvprune.evaluate.throughput.run);
 ours has read real text, different in each row. In bfloat16 on a CPU without instructions for it,
-the matrix products outside of attention are done in float32 on all sides (benchmarks/decode.py).
+the matrix products outside of attention are computed in float32 for every contestant
+(kvprune.evaluate.throughput.bfloat16).
 Then, by formula (kvprune.evaluate.cost): the largest batch whose weights and cache fit into 4 GB,
 by context; the formula is held against the storages of a real cache.
 It goes on where it stopped; rows in docs/results/smollm2_speed.json.
@@ -14,27 +15,24 @@ It goes on where it stopped; rows in docs/results/smollm2_speed.json.
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 
 import common
 from common import Adapter, Row, numbers, table
 from kvprune.cache.nbytes import nbytes
+from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.cli.quiet import quiet
 from kvprune.evaluate.cost.formulas import cache_bytes
 from kvprune.evaluate.cost.shape import Shape, read_shape
-from kvprune.evaluate.throughput import sides
+from kvprune.evaluate.throughput.bfloat16 import is_emulated, multiply_in_float32
+from kvprune.evaluate.throughput.contestants import realistic
+from kvprune.evaluate.throughput.models import ModelPair, load_pair
 from kvprune.evaluate.throughput.run import REALISTIC, Sweep, throughput
-from kvprune.evaluate.throughput.sides import Loaded, load_sides
 from kvprune.evaluate.throughput.timing import machine, versions
 from kvprune.utils.amounts import size
-
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from decode import emulated, widen_products
 
 DTYPES = ("float32", "bfloat16")
 
@@ -67,8 +65,8 @@ def timed(args: argparse.Namespace) -> Iterator[Row]:
             about = {"dtype": dtype, "adapter": adapter.digest, "context": args.context}
             about |= {"steps": args.steps, "repeats": args.repeats}
             points = common.points(args, f"speed-{adapter.name}-{dtype}", **about)
-            loaded = load(args, adapter, dtype)
-            for row in throughput(loaded, sweep, points):
+            models = load(args, adapter, dtype)
+            for row in throughput(models, sweep, points):
                 print(line(row, dtype, adapter.name), flush=True)
                 yield {"measured": "speed", "dtype": dtype, "strength": adapter.name, **row}
 
@@ -77,51 +75,56 @@ def adapters(args: argparse.Namespace) -> list[Adapter]:
     return [Adapter(folder.name, folder, common.digest(folder)) for folder in args.adapters]
 
 
-def load(args: argparse.Namespace, adapter: Adapter, dtype: str) -> Loaded:
-    loaded = load_sides(str(args.model), str(adapter.folder), args.text, dtype)
-    if dtype == "bfloat16" and emulated():
-        assert loaded.pruned is not None
-        for model in {id(m): m for m in (loaded.plain, loaded.pruned.model)}.values():
-            widen_products(model)
-    return loaded
+def load(args: argparse.Namespace, adapter: Adapter, dtype: str) -> ModelPair:
+    models = load_pair(str(args.model), str(adapter.folder), args.text, dtype)
+    if dtype == "bfloat16" and is_emulated():
+        assert models.pruned is not None
+        for model in {id(m): m for m in (models.dense, models.pruned.model)}.values():
+            multiply_in_float32(model)
+    return models
 
 
 def checked(args: argparse.Namespace) -> Iterator[Row]:
     """What fits, by formula; and how far the formula is from one real cache of each strength."""
     for adapter in adapters(args):
-        loaded = load(args, adapter, "float32")
-        assert loaded.pruned is not None
-        rank = loaded.pruned.rank
+        models = load(args, adapter, "float32")
+        assert models.pruned is not None
+        rank = models.pruned.rank
         contexts = numbers(args.fit_contexts, int, "--fit-contexts")
-        gone = {n: sparsity(loaded, n) for n in contexts}
-        yield against_storages(args, loaded, adapter, rank)
+        gone = {n: sparsity(models, n) for n in contexts}
+        yield against_storages(args, models, adapter, rank)
         for dtype in args.dtypes.split(","):
             shape = read_shape(args.model, dtype)
             for context in contexts:
                 yield fits(shape, context, gone[context], rank, adapter.name, args.memory)
 
 
-def sparsity(loaded: Loaded, context: int) -> float:
+def sparsity(models: ModelPair, context: int) -> float:
     """Of one row of the text after so many tokens."""
-    cache = side(loaded).make(1, context, 0)
+    cache = pruned_cache(models, 1, context)
     return 1 - float(cache.kept.float().mean()) / context
 
 
-def side(loaded: Loaded) -> Any:
-    return sides.realistic(loaded)[-1]
+def pruned_cache(models: ModelPair, batch: int, context: int) -> PrunedCache:
+    """After reading real text."""
+    cache = realistic(models)[-1].cache(batch, context, 0)
+    assert isinstance(cache, PrunedCache)
+    return cache
 
 
-def against_storages(args: argparse.Namespace, loaded: Loaded, adapter: Adapter, rank: int) -> Row:
-    """Bytes of a cache of two rows as they lie in memory, and by the formula."""
+def against_storages(
+    args: argparse.Namespace, models: ModelPair, adapter: Adapter, rank: int
+) -> Row:
+    """Bytes of a cache of two rows, as allocated and by the formula."""
     batch, context = 2, args.context
-    cache = side(loaded).make(batch, context, 0)
+    cache = pruned_cache(models, batch, context)
     gone = 1 - float(cache.kept.float().mean()) / context
     shape = read_shape(args.model, "float32")
     formula = {
         f"bytes_{slack}": cache_bytes(shape, context, gone, batch, rank, slack).total
         for slack in ("none", "most")
     }
-    dense = sides.realistic(loaded)[0].make(batch, context, 0)
+    dense = realistic(models)[0].cache(batch, context, 0)
     own = {"measured": "storages", "dtype": "float32", "strength": adapter.name}
     return {
         **own, "context": context, "batch": batch, "sparsity": gone, "bytes": nbytes(cache),

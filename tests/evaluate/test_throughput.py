@@ -1,4 +1,4 @@
-"""What is timed is what generate does; what is reported is what the clock said."""
+"""What is timed is what generate does; what is reported is what the clock measured."""
 
 import statistics
 
@@ -16,37 +16,27 @@ from kvprune.cache.nbytes import nbytes
 from kvprune.evaluate.compare.results import best
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.throughput import run as throughput
-from kvprune.evaluate.throughput import sides, timing
-from kvprune.evaluate.throughput.decoding import (
-    dense_cache,
-    filled_cache,
-    steady_votes,
-    stepper,
-    twin,
-)
+from kvprune.evaluate.throughput import timing
+from kvprune.evaluate.throughput.budgets import BASELINES, budgeted
+from kvprune.evaluate.throughput.contestants import ideal, realistic, rows_of
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
+from kvprune.evaluate.throughput.models import ModelPair, load_pair
+from kvprune.evaluate.throughput.rigged import steady_votes
 from kvprune.evaluate.throughput.run import Sweep, default_contexts, settings
-from kvprune.evaluate.throughput.sides import (
-    Loaded,
-    budgeted,
-    ideal,
-    load_sides,
-    realistic,
-    rows_of,
-)
 
 NOTHING_FITS = 1
 
 
-def loaded(with_pruned: bool = True) -> Loaded:
-    plain = zoo.make("llama")
+def llama_pair(with_pruned: bool = True) -> ModelPair:
+    dense = zoo.make("llama")
     if not with_pruned:
-        return Loaded(plain, None, None)
-    pruned = kvprune.attach(twin(plain), kvprune.PruningConfig(rank=8))
+        return ModelPair(dense, None, None)
+    pruned = kvprune.attach(twin(dense), kvprune.PruningConfig(rank=8))
     uneven_gates(pruned)
-    return Loaded(plain, pruned, random_ids(1, 400)[0])
+    return ModelPair(dense, pruned, random_ids(1, 400)[0])
 
 
-def test_a_twin_shares_its_weights_and_nothing_else():
+def test_a_twin_shares_only_the_weights():
     model = zoo.make("gpt2")
     ids = random_ids(1, 12)
     other = twin(model)
@@ -84,7 +74,7 @@ def test_a_timed_step_is_what_generate_does(attached):
     torch.testing.assert_close(*keys)
 
 
-def test_a_filled_cache_holds_what_was_asked():
+def test_a_filled_cache_holds_the_given_counts():
     pruned = kvprune.attach(zoo.make("deepseek_v3"), kvprune.PruningConfig(rank=8))
     kept = torch.tensor([[3, 7], [5, 5], [9, 1]])
     cache = filled_cache(pruned, 50, kept)
@@ -108,10 +98,10 @@ def test_an_unknown_kind_of_cache():
         dense_cache("paged", zoo.make("llama"), 1, 1)
 
 
-def test_steady_votes_drop_about_one_token_a_step():
+def test_steady_votes_drop_about_one_token_per_step():
     model = zoo.make("gpt2")
     for norm in (block.ln_1 for block in model.transformer.h):
-        norm.weight.data.mul_(3)  # the scale of a layer's input is looked at, not guessed
+        norm.weight.data.mul_(3)  # the scale of a layer's input is measured, not guessed
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
     torch.manual_seed(0)
     steady_votes(pruned, random_ids(2, 30), kept=50)
@@ -121,21 +111,21 @@ def test_steady_votes_drop_about_one_token_a_step():
     assert 45 < cache.kept.float().mean() < 56
 
 
-@pytest.mark.parametrize("name", sides.BASELINES)
+@pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_holds_its_budget(name):
     context, kept = 60, 15
     config = budgeted(name, kept, context)
-    side = next(s for s in ideal(loaded(False), context, 0.75, (name,)) if s.name == name)
-    cache = side.make(2, context, 0)
+    contestant = next(c for c in ideal(llama_pair(False), context, 0.75, (name,)) if c.name == name)
+    cache = contestant.cache(2, context, 0)
     expected = kept
     if name in ("local", "strided", "streaming"):
         every = torch.arange(context)
         expected = int((config.drop_position(every) >= context).sum())
     assert (cache.kept == expected).all()
-    # a pattern by blocks swings; over a block its mean is the budget
+    # a pattern by blocks varies; its mean over a block is the budget
     steps, held = 12, []
     for _ in range(steps):
-        stepper(side.model, cache, 2, steps=1)()
+        stepper(contestant.model, cache, 2, steps=1)()
         held.append(float(cache.kept.float().mean()))
     if name == "snapkv":  # it drops at the end of a prompt, and nothing while it writes
         assert held == [kept + step for step in range(1, steps + 1)]
@@ -153,18 +143,18 @@ def test_rows_are_spread_over_the_text():
         rows_of(text, 1, 101)
 
 
-def test_realistic_rows_are_the_models_own_decisions():
-    own = loaded()
-    side = next(s for s in realistic(own) if s.name == "pruned")
-    cache = side.make(3, 80, 0)
+def test_realistic_rows_are_the_decisions_of_the_model():
+    models = llama_pair()
+    contestant = next(c for c in realistic(models) if c.name == "pruned")
+    cache = contestant.cache(3, 80, 0)
     # after the last token, what it voted out is gone
-    steps = own.pruned.trace(rows_of(own.text, 3, 80))
+    steps = models.pruned.trace(rows_of(models.text, 3, 80))
     assert torch.equal(cache.kept, (steps > 79).sum(-1))
     assert cache.kept.float().std() > 0
 
 
 @pytest.mark.parametrize("with_lora", [False, True])
-def test_the_plain_model_stays_plain(tmp_path, with_lora):
+def test_the_dense_model_stays_dense(tmp_path, with_lora):
     base = load_base("tiny")
     ids = random_ids(1, 8)
     want = base(ids).logits
@@ -175,40 +165,40 @@ def test_the_plain_model_stays_plain(tmp_path, with_lora):
                 if "lora_B" in name:
                     weight.normal_()
     kvprune.attach(base, kvprune.PruningConfig(rank=4)).save(tmp_path)
-    found = load_sides("tiny", str(tmp_path))
-    assert torch.equal(found.plain(ids).logits, want)
-    shared = found.plain.lm_head.weight.data_ptr() == found.pruned.model.lm_head.weight.data_ptr()
-    # a merged LoRA changes weights, which are then its own
+    pair = load_pair("tiny", str(tmp_path))
+    assert torch.equal(pair.dense(ids).logits, want)
+    shared = pair.dense.lm_head.weight.data_ptr() == pair.pruned.model.lm_head.weight.data_ptr()
+    # a merged LoRA changes weights, so they are not shared
     assert shared != with_lora
     changed = [
         not torch.equal(a, b)
         for (_, a), (_, b) in zip(
-            found.plain.transformer.h.named_parameters(),
-            ((n, p) for n, p in found.pruned.model.transformer.h.named_parameters()
+            pair.dense.transformer.h.named_parameters(),
+            ((n, p) for n, p in pair.pruned.model.transformer.h.named_parameters()
              if "interaction" not in n),
             strict=True,
         )
     ]  # fmt: skip
     assert any(changed) == with_lora
-    assert len(found.text) > 10_000
+    assert len(pair.text) > 10_000
 
 
 def test_random_weights_take_no_adapter():
     with pytest.raises(PruneError, match="random weights have no adapter"):
-        load_sides("tiny", "adapter", random=True)
-    found = load_sides("tiny", random=True, dtype="bfloat16")
-    assert found.pruned is None
-    assert found.plain.dtype == torch.bfloat16
+        load_pair("tiny", "adapter", random=True)
+    pair = load_pair("tiny", random=True, dtype="bfloat16")
+    assert pair.pruned is None
+    assert pair.dense.dtype == torch.bfloat16
 
 
 def test_text_that_cannot_be_read(tmp_path):
     kvprune.attach(load_base("tiny"), kvprune.PruningConfig(rank=4)).save(tmp_path)
     with pytest.raises(PruneError, match=r"cannot read text from .*nowhere.txt"):
-        load_sides("tiny", str(tmp_path), tmp_path / "nowhere.txt")
+        load_pair("tiny", str(tmp_path), tmp_path / "nowhere.txt")
 
 
 def seconds_of(calls) -> dict[str, list[float]]:
-    """A clock that says: dense takes 4 seconds and more, the others 2."""
+    """A clock on which dense takes 4 seconds or more, the others 2."""
     return {
         name: [4.0, 6.0, 5.0] if name.startswith("dense") else [2.0, 2.0, 2.0] for name in calls
     }
@@ -228,10 +218,10 @@ def clock(monkeypatch):
 
 def test_a_sweep_and_its_rows(clock, tmp_path):
     sweep = Sweep((24, 80), (1, 4), (0.5,), ("local",), static=True, steps=2, repeats=3, rank=8)
-    own = loaded()
+    models = llama_pair()
     points = Points(tmp_path / "points.json")
-    rows = throughput.throughput(own, sweep, points)
-    assert len(clock) == len(settings(own, sweep)) == 2 * 2 * 2
+    rows = throughput.throughput(models, sweep, points)
+    assert len(clock) == len(settings(models, sweep)) == 2 * 2 * 2
     assert clock[0] == ["dense", "dense, static", "pruned"]
     assert clock[2] == ["dense", "dense, static", "pruned", "local"]
     row = next(r for r in rows if (r["side"], r["batch"], r["rows"]) == ("pruned", 4, "ideal"))
@@ -244,14 +234,14 @@ def test_a_sweep_and_its_rows(clock, tmp_path):
     assert dense["sparsity"] == 0.0
     assert dense["cache_bytes"] == 3 * 4 * 80 * 2 * 2 * 16 * 4
     # measured once: a second run reads the file
-    again = throughput.throughput(own, sweep, Points(tmp_path / "points.json"))
+    again = throughput.throughput(models, sweep, Points(tmp_path / "points.json"))
     assert again == rows
     assert len(clock) == 8
 
 
-def test_the_real_clock_runs():
+def test_real_times():
     sweep = Sweep((16,), (2,), (0.5,), steps=1, repeats=2, rank=8)
-    rows = throughput.throughput(loaded(), sweep, Points(None))
+    rows = throughput.throughput(llama_pair(), sweep, Points(None))
     assert {(row["rows"], row["side"]) for row in rows} == {
         ("realistic", "dense"), ("realistic", "pruned"), ("ideal", "dense"), ("ideal", "pruned"),
     }  # fmt: skip
@@ -259,11 +249,11 @@ def test_the_real_clock_runs():
         assert 0 < row["seconds_step_low"] <= row["seconds_step"] <= row["seconds_step_high"]
 
 
-def test_a_side_that_does_not_fit_is_left_out(clock):
-    own = loaded()
-    a_row = 3 * 80 * 2 * 2 * 16 * 4  # of the dense cache
-    sweep = Sweep((80,), (2, 3, 4), (0.9,), memory=own.weight_bytes + 3 * a_row, rank=8)
-    rows = throughput.throughput(own, sweep, Points(None))
+def test_a_contestant_that_does_not_fit_is_left_out(clock):
+    models = llama_pair()
+    row_bytes = 3 * 80 * 2 * 2 * 16 * 4  # of the dense cache
+    sweep = Sweep((80,), (2, 3, 4), (0.9,), memory=models.weight_bytes + 3 * row_bytes, rank=8)
+    rows = throughput.throughput(models, sweep, Points(None))
     ran = {(r["rows"], r["batch"]): [] for r in rows}
     for row in rows:
         ran[row["rows"], row["batch"]].append(row["side"])
@@ -280,7 +270,7 @@ def test_a_side_that_does_not_fit_is_left_out(clock):
 
 def test_nothing_is_measured_where_nothing_fits(clock):
     sweep = Sweep((80,), (1, 2), (0.9,), memory=NOTHING_FITS, rank=8)
-    rows = throughput.throughput(loaded(False), sweep, Points(None))
+    rows = throughput.throughput(llama_pair(False), sweep, Points(None))
     assert {row["batch"] for row in rows} == {1}
 
 
@@ -290,18 +280,18 @@ def test_nothing_is_measured_where_nothing_fits(clock):
         ({"contexts": (500,)}, r"500 and 24 tokens to decode need 524 positions, .* has 512"),
         ({"batches": (0,)}, r"batches=\(0,\) must be 1 or more"),
         ({"baselines": ("oracle",)}, "baseline 'oracle' is unknown; choose from local"),
-        ({"sparsities": ()}, "nothing to set beside dense"),
+        ({"sparsities": ()}, "nothing to compare with dense"),
     ],
 )
 def test_errors(change, message):
     sweep = Sweep(**{"contexts": (20,), "batches": (1,), **change})
     with pytest.raises(PruneError, match=message):
-        throughput.throughput(loaded(False), sweep, Points(None))
+        throughput.throughput(llama_pair(False), sweep, Points(None))
 
 
 def test_default_contexts_fit_the_model():
-    assert default_contexts(loaded(False), room=12) == (62, 125, 250, 500)
-    assert default_contexts(loaded(False), room=12, most=80) == (10, 20, 40, 80)
+    assert default_contexts(llama_pair(False), room=12) == (62, 125, 250, 500)
+    assert default_contexts(llama_pair(False), room=12, most=80) == (10, 20, 40, 80)
 
 
 def test_interleaved_calls_take_turns():
@@ -311,7 +301,7 @@ def test_interleaved_calls_take_turns():
     assert {name: len(values) for name, values in seconds.items()} == {"a": 2, "b": 2}
 
 
-def test_ratios_are_of_one_round():
+def test_ratios_compare_within_a_round():
     slow, fast = [2.0, 30.0, 4.0], [1.0, 10.0, 1.0]
     assert timing.ratios(slow, fast) == [2.0, 3.0, 4.0]
     assert timing.ratio(slow, fast) == 3.0

@@ -1,1 +1,1 @@
-"""How good is a pruned model, how much does it prune, what does that save, how fast is it."""
+"""How good a pruned model is, how much it prunes, what that saves, and how fast it is."""

@@ -60,25 +60,25 @@ def throughput(
     sparsities = tuple(numbers(sparsity, float, "--sparsity")) if sparsity else ()
 
     from kvprune.evaluate.points import Points
+    from kvprune.evaluate.throughput.models import load_pair
     from kvprune.evaluate.throughput.run import Sweep, default_contexts
     from kvprune.evaluate.throughput.run import throughput as run
-    from kvprune.evaluate.throughput.sides import load_sides
     from kvprune.evaluate.throughput.timing import machine, versions
 
     quiet()
-    loaded = load_sides(model, adapter, text, dtype, random)
+    models = load_pair(model, adapter, text, dtype, random)
     sweep = Sweep(
-        contexts or default_contexts(loaded, steps * (repeats + 1)), batches, sparsities,
+        contexts or default_contexts(models, steps * (repeats + 1)), batches, sparsities,
         tuple(part for part in baseline.split(",") if part), static, limit, rank, steps, repeats,
     )  # fmt: skip
     about = {
         "measured": "throughput", "model": model, "adapter": adapter, "memory": limit,
-        "dtype": str(loaded.plain.dtype).removeprefix("torch."), "steps": steps,
+        "dtype": str(models.dense.dtype).removeprefix("torch."), "steps": steps,
         "repeats": repeats, "baselines": list(sweep.baselines), "static": static,
         "random": random, "machine": machine(), "versions": versions(),
     }  # fmt: skip
     points = Points(out / "throughput.json" if out else None, about)
-    run(loaded, sweep, points, _track)
+    run(models, sweep, points, _track)
     if out is not None:
         from kvprune.evaluate.throughput.figure import draw
         from kvprune.utils.plot import save

@@ -1,0 +1,1 @@
+"""Results of several models in one table, figure and page."""

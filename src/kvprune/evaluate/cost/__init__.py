@@ -1,0 +1,1 @@
+"""FLOPs and cache bytes by formula."""

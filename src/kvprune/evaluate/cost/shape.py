@@ -109,9 +109,10 @@ def load_config(name: str | Path) -> PreTrainedConfig:
     from kvprune.adapters.pretrained import readable
     from kvprune.adapters.resolve import OWN, own_name, resolve_base
 
+    config: PreTrainedConfig
     base = resolve_base(name).base
     if own_name(base):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(readable(base))
+        config = AutoConfig.from_pretrained(readable(base))
         # stored in half precision to be small, run in float32
         config.dtype = "float32"
         return config
@@ -119,13 +120,14 @@ def load_config(name: str | Path) -> PreTrainedConfig:
         layers, heads, width = GPT2_SIZES[str(name)]
         return GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
     try:
-        return AutoConfig.from_pretrained(base)
+        config = AutoConfig.from_pretrained(base)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise PruneError(
             f"cannot read the configuration of {str(name)!r}: {reason} (a folder with config.json, "
             f"a name on the hub, {', '.join(OWN)}, or {', '.join(GPT2_SIZES)})"
         ) from error
+    return config
 
 
 def _weights(part: nn.Module, experts: int) -> int:

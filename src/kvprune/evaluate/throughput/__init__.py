@@ -1,0 +1,1 @@
+"""How fast a model decodes, dense and pruned."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import statistics
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -65,39 +63,6 @@ def filled_cache(
         table.push(key, value, torch.randn(B, S, pruned.rank), number.expand(B, S), valid, **extra)
         store.seen = context
     return cache
-
-
-@torch.no_grad()
-def steady_votes(pruned: Pruned, ids: Tensor, kept: int) -> None:
-    """New interactions that drop about one of `kept` random tokens a step: what comes in, goes out.
-
-    Scores are made normal with deviation 1, and P(score ≤ 0) = 1/kept fixes β. ids: (B, T), a
-    little text; the scale of each layer's input is read off it.
-    """
-    scales: dict[int, float] = {}
-
-    def look(index: int) -> Callable[..., None]:
-        def hook(module: Any, args: Any, kwargs: Any) -> None:
-            scales[index] = float(host.hidden_states(args, kwargs).float().pow(2).mean().sqrt())
-
-        return hook
-
-    sites = [site.module for site in pruned.sites]
-    hooks = [
-        m.register_forward_pre_hook(look(i), with_kwargs=True, prepend=True)
-        for i, m in enumerate(sites)
-    ]
-    try:
-        pruned.trace(ids)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    beta = -statistics.NormalDist().inv_cdf(1 / max(kept, 2))
-    for number, layer in enumerate(pruned.layers):
-        if (interaction := layer.interaction) is not None:
-            for weight in (interaction.query.weight, interaction.key.weight):
-                weight.normal_(std=1 / (scales[number] * weight.shape[1] ** 0.5))
-            interaction.beta.fill_(beta)
 
 
 def stepper(

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def draw(rows: list[dict[str, Any]], model: str) -> Figure:
-    """Tokens/s at each side's best batch; a step at the largest batch that all sides ran."""
+    """Tokens/s at each one's best batch; a step at the largest batch that all of them ran."""
     batch = min(_largest(rows, name) for name in map(series, rows))
     figure, (speed, step) = panels(
         ["Tokens/s, each at its best batch", f"Time of a step, batch {batch}"], width=5.4
@@ -37,15 +37,16 @@ def series(row: dict[str, Any]) -> str:
 
 
 def _largest(rows: list[dict[str, Any]], name: str) -> int:
-    return max(row["batch"] for row in rows if series(row) == name)
+    largest: int = max(row["batch"] for row in rows if series(row) == name)
+    return largest
 
 
 def _lines(axis: Any, rows: list[dict[str, Any]], value: str, scale: float) -> None:
     for number, name in enumerate(dict.fromkeys(map(series, rows))):
-        # dense runs beside each of the others: the mean of what it did there
-        found: dict[int, list[float]] = {}
+        # dense is timed once with each of the others: draw its mean
+        by_context: dict[int, list[float]] = {}
         for row in rows:
             if series(row) == name:
-                found.setdefault(row["context"], []).append(row[value] * scale)
-        x = sorted(found)
-        line(axis, number, x, [sum(found[n]) / len(found[n]) for n in x], name)
+                by_context.setdefault(row["context"], []).append(row[value] * scale)
+        x = sorted(by_context)
+        line(axis, number, x, [sum(by_context[n]) / len(by_context[n]) for n in x], name)

@@ -1,4 +1,4 @@
-"""Fair timing: calls in turn, ratios within a round, and the machine that it was measured on."""
+"""Fair timing: calls in turn, ratios within a round; and the machine it was measured on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PACKAGES = ("kvprune", "torch", "transformers", "numba")
 
 
 class Spread(NamedTuple):
-    """A median with the lower and the upper quartile; of few numbers, the least and the most."""
+    """A median with its quartiles; of fewer than five numbers, with minimum and maximum."""
 
     median: float
     low: float
@@ -25,7 +25,7 @@ class Spread(NamedTuple):
 def interleave(
     repeats: int, calls: Mapping[str, Callable[[], object]], warmup: int = 1
 ) -> dict[str, list[float]]:
-    """Seconds of each call, round robin: what slows the machine down slows all of them down."""
+    """Seconds of each call, round-robin: what slows the machine down affects all of them."""
     for _ in range(warmup):
         for call in calls.values():
             call()
@@ -39,7 +39,7 @@ def interleave(
 
 
 def ratios(slow: list[float], fast: list[float]) -> list[float]:
-    """slow / fast round by round: both of a pair were measured in the same moment."""
+    """slow / fast round by round: both of a pair were measured at nearly the same time."""
     return [s / f for s, f in zip(slow, fast, strict=True)]
 
 
@@ -56,27 +56,27 @@ def spread(values: list[float]) -> Spread:
 
 
 def machine() -> dict[str, str | int]:
-    """The CPU's name and what we may use of it; with CUDA, the GPU's as well."""
+    """The name and cores of the CPU; with CUDA, the GPU's name as well."""
     name = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
         lines = cpuinfo.read_text().splitlines()
         name = next((l.split(":")[1].strip() for l in lines if l.startswith("model name")), name)
-    found: dict[str, str | int] = {"cpu": name, "cores": os.cpu_count() or 1}
-    found["system"] = platform.system()
+    about: dict[str, str | int] = {"cpu": name, "cores": os.cpu_count() or 1}
+    about["system"] = platform.system()
     import torch
 
     if torch.cuda.is_available():
-        found["gpu"] = torch.cuda.get_device_name()
-    return found
+        about["gpu"] = torch.cuda.get_device_name()
+    return about
 
 
 def versions() -> dict[str, str]:
-    """Python and the packages that decide how fast it is; a missing one is left out."""
-    found = {"python": platform.python_version()}
+    """Of Python and the packages that determine the speed; a missing one is left out."""
+    numbers = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            numbers[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return numbers

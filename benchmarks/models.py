@@ -1,0 +1,49 @@
+"""Untrained models of known shapes, and how many tokens their caches hold."""
+
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import kvprune
+from kvprune.evaluate.throughput.bfloat16 import is_emulated, multiply_in_float32
+from kvprune.evaluate.throughput.rigged import set_beta
+
+
+def gpt2(precision: str, quick: bool = False) -> GPT2LMHeadModel:
+    """GPT-2 small's shape with random weights; a slice of it if `quick`."""
+    torch.manual_seed(0)
+    config = GPT2Config(n_positions=2048)
+    if quick:
+        config.n_layer, config.vocab_size = 2, 1000
+    model = GPT2LMHeadModel(config).eval().to(getattr(torch, precision))
+    if precision == "bfloat16" and is_emulated():
+        multiply_in_float32(model)
+    return model
+
+
+def llama(positions: int, layers: int = 12) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def attached(model: PreTrainedModel) -> kvprune.Pruned:
+    """Votes that drop one slot in 200 per step, so that the cache stays as large as it is."""
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=64))
+    set_beta(pruned, 2.58)
+    return pruned
+
+
+def survivors(
+    layers: int, batch: int, context: float, sparsity: float, uneven: bool = True
+) -> torch.Tensor:
+    """Tokens kept, (layers, batch): ±40 % between rows, ±40 % between layers, the given mean."""
+    random = torch.Generator().manual_seed(0)
+    share = torch.ones(layers, batch)
+    if uneven:
+        share = 0.6 + 0.8 * torch.rand(layers, batch, generator=random)
+        share *= 0.6 + 0.8 * torch.rand(layers, 1, generator=random)
+    kept = share / share.mean() * context * (1 - sparsity)
+    return kept.round().long().clamp(1, int(context))
