@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test check format bench docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -38,6 +38,11 @@ bench: $(READY)  ## run every benchmark; numbers and a page of ratios in benchma
 	  $(BIN)/python benchmarks/$$name.py --sizes bench --save || exit 1; done
 	$(BIN)/python benchmarks/page.py
 
+docs: $(READY)  ## build the documentation site in site/
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python scripts/cli_docs.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 clean:  ## remove the environment and caches
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis site .coverage
 	find src tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
