@@ -20,8 +20,8 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)  ## see it work: teach a small model to forget
 	$(BIN)/kvprune demo
 
-test: $(READY)  ## run the tests
-	$(BIN)/python -m pytest
+test: $(READY)  ## run the tests; PYTEST_ARGS go to pytest
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(READY)  ## lint, type-check and test the order of imports
 	$(BIN)/ruff check .
