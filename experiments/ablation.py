@@ -7,7 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
 
 PALETTE = ("#2563eb", "#d97706", "#16a34a", "#9333ea", "#dc2626")
@@ -45,7 +46,7 @@ def run(
                 both = [f"{k}_{gate}" for gate in ("soft", "hard") for k in ("ppl", "sparsity")]
                 rows[-1] |= {name: end[f"eval_{name}"] for name in both}
                 curves[variant.label, gamma, seed] = record["curve"]
-    small.publish(name, runs.about, rows)
+    publish(name, runs.about, rows)
     table(rows, gammas)
     draw(name, variants, gammas, rows, curves)
 
@@ -109,4 +110,4 @@ def draw(
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
     axes[0].legend(frameon=False, fontsize=9)
-    small.save_figure(figure, name)
+    save_figure(figure, name)

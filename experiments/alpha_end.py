@@ -1,10 +1,10 @@
 """Where should α end, and does it matter how it gets there? (App. B, Setting α)
 
-python experiments/alpha_end.py
+python -m experiments.alpha_end
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --alpha-end 4 --out runs/alpha-4
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 VARIANTS = [
     Variant("cosine to 8"),

@@ -1,6 +1,6 @@
 """The paper's Fig. attention: who may see whom, dense, local, strided and pruned, as one SVG.
 
-    python experiments/attention_patterns.py            writes docs/figures/patterns.svg
+    python -m experiments.attention_patterns            writes docs/figures/patterns.svg
 
 The first three are the baselines' masks. The last is a layer of the small model, fine-tuned to
 prune, as it reads a passage of a book that it has never seen.
@@ -8,10 +8,11 @@ prune, as it reads a passage of a book that it has never seen.
 
 import torch
 
-import small
+from experiments import small
+from experiments.publish import DOCS
 from kvprune import NEVER, LocalConfig, PruningConfig, StridedConfig
 
-OUT = small.DOCS / "figures/patterns.svg"
+OUT = DOCS / "figures/patterns.svg"
 T, FIRST = 52, 3_000  # tokens of the passage, and where it starts
 CELL, GAP, TOP = 4.2, 26, 30
 STYLE = """

@@ -1,10 +1,10 @@
 """How open should the gates be at the start? (App. B; Fig. sparse_sigmoid, right)
 
-python experiments/beta.py
+python -m experiments.beta
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --beta 4 --out runs/beta-4
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 if __name__ == "__main__":
     run(

@@ -1,10 +1,10 @@
 """Is the dense model a better teacher than the text? Beyond the paper.
 
-python experiments/distilled.py
+python -m experiments.distilled
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --distill 1 --out runs/distilled
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 VARIANTS = [
     Variant("next token"),

@@ -1,6 +1,6 @@
 """What a token costs and what a cache holds, for the four GPT-2 sizes: by formula.
 
-    python experiments/flops_memory.py        writes docs/results/flops_memory.json and a figure
+    python -m experiments.flops_memory        writes docs/results/flops_memory.json and a figure
 
 The paper's Fig. flops_memory at full scale: no weights are needed. `tests/evaluate/test_cost.py`
 holds the formulas against counted operations and real storages.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
+from experiments.publish import publish, save_figure
 from kvprune.evaluate.cost.formulas import PARTS, cost
 from kvprune.evaluate.cost.shape import read_shape
 from kvprune.utils.plot import COLOURS, legend, line, panels
@@ -27,7 +27,7 @@ def main() -> None:
         for name, shape in zip(MODELS, shapes, strict=True)
         for row in cost(shape, SPARSITIES, (CONTEXT,), (1,), RANK)
     ]
-    small.publish("flops_memory", {"context": CONTEXT, "rank": RANK, "dtype": "float16"}, rows)
+    publish("flops_memory", {"context": CONTEXT, "rank": RANK, "dtype": "float16"}, rows)
     for row in rows:
         if row["sparsity"] in (0.0, 0.8):
             flops = row["flops_token"] / rows_of(rows, row["model"], "dense")[0]["flops_token"]
@@ -65,7 +65,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes[2].axhline(dense, color=COLOURS[number], linestyle=(0, (4, 3)), linewidth=1)
     axes[2].set(xlabel="context pruned, %", ylim=(0, None))
     legend(axes[2])
-    small.save_figure(figure, "flops_memory")
+    save_figure(figure, "flops_memory")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What a pruned model forgets: the paper's findings on interpretability, measured.
 
-    python experiments/forgetting.py          writes docs/results/forgetting.json,
+    python -m experiments.forgetting          writes docs/results/forgetting.json,
                                               docs/figures/forgetting_*.svg and forgetting.svg,
                                               which moves: the model goes on from a prompt
     --model M --corpus FILE...                another model than γ = 0.3 of tiny_curve.py, on
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import transformers
 
-import small
+from experiments import small
+from experiments.publish import DOCS
 from kvprune import PruningConfig, tiny
 from kvprune.adapters.load import load_with_tokenizer
 from kvprune.demo import PROMPT
@@ -29,8 +29,7 @@ from kvprune.explain import figures
 from kvprune.explain.animation import animate
 from kvprune.explain.corpus_study import Study, study_corpus
 from kvprune.explain.prompt import trace_prompt
-
-DOCS = Path(__file__).parent.parent / "docs"
+from kvprune.utils.quiet import quiet
 
 
 def main() -> None:
@@ -47,8 +46,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--docs", type=Path, default=DOCS)
     args = parser.parse_args()
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     own = PruningConfig(rank=small.RANK)
     loaded = load_with_tokenizer(
         args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter

@@ -1,10 +1,10 @@
 """What is lost if the base stays as it is? (App. B, Freezing)
 
-python experiments/frozen.py
+python -m experiments.frozen
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --tune interaction --out runs/frozen
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 VARIANTS = [
     Variant("all weights"),

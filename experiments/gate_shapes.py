@@ -1,6 +1,6 @@
 """The gate, in three panels: α over training, its shapes, and how far keep reaches by β.
 
-    python experiments/gate_shapes.py          writes docs/results/gate_shapes.json and a figure
+    python -m experiments.gate_shapes          writes docs/results/gate_shapes.json and a figure
 
 The paper's Fig. sparse_sigmoid; no training. Right: keep of tokens at a distance, a random model of
 GPT-2 small's width reading random normal inputs, α = 1, as the paper draws it.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import torch
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune.methods.interaction import Interaction
 from kvprune.ops.alpha_sigmoid import alpha_sigmoid
 from kvprune.train.schedule import alpha_at
@@ -39,7 +40,7 @@ def main() -> None:
         for beta, by in reach.items()
         for d, found in by.items()
     ]
-    small.publish("gate_shapes", {"width": WIDTH, "rank": RANK, "tokens": T, "alpha": 1.0}, rows)
+    publish("gate_shapes", {"width": WIDTH, "rank": RANK, "tokens": T, "alpha": 1.0}, rows)
     draw(progress, alphas, x, shapes, reach)
 
 
@@ -77,7 +78,7 @@ def draw(progress, alphas, x, shapes, reach) -> None:
         axis.legend(frameon=False, fontsize=9)
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25)
-    small.save_figure(figure, "gate_shapes")
+    save_figure(figure, "gate_shapes")
 
 
 if __name__ == "__main__":

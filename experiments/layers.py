@@ -1,6 +1,6 @@
 """Where is the forgetting? Sparsity by layer for several γ, and tokens held by context size.
 
-    python experiments/layers.py              writes docs/results/layers.json and a figure
+    python -m experiments.layers              writes docs/results/layers.json and a figure
 
 The paper's Fig. sparsity_per_layer and number_of_tokens_not_dropped; the models of tiny_curve.py.
 At the paper's scale: kvprune eval perplexity and kvprune explain --corpus on each trained model.
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
 
 GAMMAS = (0.03, 0.1, 0.3, 1.0)
@@ -33,7 +34,7 @@ def main() -> None:
                     kept = float((step[:, :context] > context - 1).float().sum(-1).mean())
                     row = {"gamma": gamma, "seed": seed, "layer": layer, "context": context}
                     rows.append({**row, "kept": kept, "sparsity": 1 - kept / context})
-    small.publish("layers", runs.about, rows)
+    publish("layers", runs.about, rows)
     draw(rows)
 
 
@@ -59,7 +60,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
         axis.spines[["top", "right"]].set_visible(False)
         axis.grid(alpha=0.25, axis="y")
-    small.save_figure(figure, "layers")
+    save_figure(figure, "layers")
 
 
 def mean(rows: list[dict[str, Any]], what: str, gamma: float, layer: int, context: int) -> float:

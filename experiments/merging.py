@@ -1,6 +1,6 @@
 """Merging tokens by the similarity of their keys, without fine-tuning: does perplexity diverge?
 
-    python experiments/merging.py             writes docs/results/merging.json and a figure
+    python -m experiments.merging             writes docs/results/merging.json and a figure
 
 The paper tried the token merging of Bolya et al. (2023), made for encoders, on a decoder and saw
 perplexity rise at once. Here: each layer's cache may hold a share of the tokens read; when it is
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import PruningConfig, tiny
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # of the context that is merged away
@@ -40,7 +41,7 @@ def main() -> None:
         ][-1]
         assert context == "all"
         rows.append({"method": "pruning", "sparsity": sparsity, "perplexity": perplexity})
-    small.publish("merging", {"windows": WINDOWS, "length": small.LENGTH}, rows)
+    publish("merging", {"windows": WINDOWS, "length": small.LENGTH}, rows)
     draw(rows)
 
 
@@ -112,7 +113,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, which="both")
     axis.legend(frameon=False)
-    small.save_figure(figure, "merging")
+    save_figure(figure, "merging")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Learned forgetting against policies without training, all with the same number of slots.
 
-    python experiments/policies.py            writes docs/results/policies.json and a figure
+    python -m experiments.policies            writes docs/results/policies.json and a figure
 
 Beyond the paper: StreamingLLM (first tokens and a window), TOVA and H2O (least attention leaves) on
 the dense fine-tuned model, each with as many tokens a layer as a pruned model of tiny_curve.py has
@@ -12,7 +12,8 @@ from __future__ import annotations
 from typing import Any
 
 import kvprune
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import DenseConfig, H2OConfig, PruningConfig, StreamingConfig, TovaConfig
 from kvprune.evaluate.perplexity.measure import perplexity
 
@@ -40,7 +41,7 @@ def main() -> None:
                 row = {"method": name, "gamma": gamma, "seed": seed, "budget": budget}
                 rows.append({**row, **found})
                 print(rows[-1], flush=True)
-    small.publish("policies", {**runs.about, "windows": WINDOWS}, rows)
+    publish("policies", {**runs.about, "windows": WINDOWS}, rows)
     draw(rows)
 
 
@@ -73,7 +74,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     axis.legend(frameon=False)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25)
-    small.save_figure(figure, "policies")
+    save_figure(figure, "policies")
 
 
 if __name__ == "__main__":

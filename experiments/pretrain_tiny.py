@@ -1,7 +1,7 @@
 """Pretrain the project's own small model: GPT-2 architecture, its own BPE, public-domain books.
 
-    python experiments/pretrain_tiny.py --corpus DIR            train, or go on where it stopped
-    python experiments/pretrain_tiny.py --corpus DIR --export   write the model into the package
+    python -m experiments.pretrain_tiny --corpus DIR            train, or go on where it stopped
+    python -m experiments.pretrain_tiny --corpus DIR --export   write the model into the package
 
 DIR holds `books-*.jsonl.gz`, one {"id", "text"} a line. What is made on the way (tokenizer, token
 numbers, checkpoints, log) lies in --out; a killed run goes on from its last checkpoint.

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 import kvprune
 from kvprune import Pruned, tiny
@@ -27,9 +26,8 @@ from kvprune.evaluate.points import Points
 from kvprune.text.config import DataConfig
 from kvprune.text.rows import Data, load_rows
 from kvprune.train import PruningTrainer, TrainConfig
-from kvprune.utils.files import write_atomically
+from kvprune.utils.quiet import quiet
 
-DOCS = Path(__file__).parent.parent / "docs"
 LENGTH, RANK = 512, 32
 CONTEXTS = (64, 128, 256, 512)
 # as in `make demo`, but longer and with the paper's loss; docs/results.md says how it was found
@@ -96,16 +94,15 @@ class Runs:
 
 def fine_tuned(method: Config, seed: int = 0, **settings: Any) -> PruningTrainer:
     """The small model, taught with this method; `settings` go before the recipe's."""
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet()
     text = data(seed)
     config = TrainConfig(**{**RECIPE, "method": method, "seed": seed, **settings})
     with tempfile.TemporaryDirectory() as scratch:
-        quiet = {"report_to": [], "eval_strategy": "no", "save_strategy": "no"}
+        options = {"report_to": [], "eval_strategy": "no", "save_strategy": "no"}
         trainer = PruningTrainer(
             tiny.load_model(),
             config,
-            config.arguments(scratch, **quiet),
+            config.arguments(scratch, **options),
             train_dataset=text.train,
             eval_dataset=text.held_out,
             processing_class=load_tokenizer(tiny.NAME),
@@ -136,26 +133,3 @@ def by_context(pruned: Pruned, windows: int = 64) -> list[tuple[int | str, float
         pruned, held_out(), CONTEXTS, length=LENGTH, max_windows=windows, progress=False
     )
     return [(row.context, round(row.sparsity, 4), round(row.perplexity, 3)) for row in rows]
-
-
-def publish(name: str, about: Record, rows: list[Record], docs: Path = DOCS) -> None:
-    """The rows, as docs/results/NAME.json."""
-    file = docs / "results" / f"{name}.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    lines = ",\n  ".join(json.dumps(row, ensure_ascii=False) for row in rows)
-    head = json.dumps(about, ensure_ascii=False)
-    write_atomically(file, f'{{\n "about": {head},\n "rows": [\n  {lines}\n ]\n}}\n'.encode())
-    print(f"wrote {file.relative_to(docs.parent)}")
-
-
-def save_figure(figure: Any, name: str) -> None:
-    """As docs/figures/NAME.svg and .png."""
-    import matplotlib
-
-    (DOCS / "figures").mkdir(parents=True, exist_ok=True)
-    # neither a date nor random ids inside: the same numbers give the same file
-    with matplotlib.rc_context({"svg.hashsalt": "kvprune"}):
-        for ending in ("svg", "png"):
-            file = DOCS / "figures" / f"{name}.{ending}"
-            figure.savefig(file, dpi=130, metadata={"Date": None} if ending == "svg" else None)
-            print(f"wrote {file.relative_to(DOCS.parent)}")

@@ -1,10 +1,10 @@
 """What does it bring to divide by the size of a layer's inputs? (beyond the paper)
 
-python experiments/spread.py
+python -m experiments.spread
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --spread --out runs/spread
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 VARIANTS = [
     Variant("divided by the inputs' size"),

@@ -1,10 +1,10 @@
 """How many steps does it take? The same cosine of α, stretched. (Fig. training_ablation_steps)
 
-python experiments/steps.py
+python -m experiments.steps
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --steps 5000 --out runs/5000
 """
 
-from ablation import Variant, run
+from experiments.ablation import Variant, run
 
 if __name__ == "__main__":
     variants = [

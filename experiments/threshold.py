@@ -1,6 +1,6 @@
 """One model, a whole curve: the score at which a vote drops a token, moved after training.
 
-    python experiments/threshold.py           writes docs/results/threshold.json and a figure
+    python -m experiments.threshold           writes docs/results/threshold.json and a figure
 
 Beyond the paper, whose only knob is γ before training. `protect_recent`, the tokens that no vote
 can drop yet, is moved the same way. No new training: the models are those of tiny_curve.py.
@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
 
 GAMMAS = (0.1, 0.3, 1.0)
@@ -32,7 +33,7 @@ def main() -> None:
                         row |= {"context": context, "sparsity": sparsity, "perplexity": perplexity}
                         rows.append(row)
                     print(rows[-1], flush=True)
-    small.publish("threshold", runs.about, rows)
+    publish("threshold", runs.about, rows)
     draw(rows)
 
 
@@ -55,7 +56,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("perplexity, held-out book")
     axes[0].legend(frameon=False)
-    small.save_figure(figure, "threshold")
+    save_figure(figure, "threshold")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens a second by context and sparsity, with the model's own holes and with ideal ones.
 
-    python experiments/throughput.py          writes docs/results/throughput.json and a figure
+    python -m experiments.throughput          writes docs/results/throughput.json and a figure
 
 The paper's Fig. throughput and ideal_throughput. GPT-2 small's shape with random weights and rows
 that are all alike; and the models of tiny_curve.py with the rows and layers that they decide on in
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.throughput.models import load_pair
@@ -46,7 +47,7 @@ def main() -> None:
             sweep = Sweep((context,), (32,), (share,), repeats=5)
             throughput(models, sweep, points, told)
         rows += [{"model": "tiny", "gamma": gamma, **row} for row in points.rows]
-    small.publish("throughput", about, rows)
+    publish("throughput", about, rows)
     for row in rows:
         if row["side"] != "dense":
             where = f"context {row['context']:4} batch {row['batch']:2} {row['rows']:9}"
@@ -80,7 +81,7 @@ def draw(rows: list[Row]) -> None:
     for axis in (speed, step, own):
         axis.set(xlabel="context, tokens", ylim=(0, None))
         legend(axis)
-    small.save_figure(figure, "throughput")
+    save_figure(figure, "throughput")
 
 
 def sides(rows: list[Row]) -> dict[str, list[Row]]:

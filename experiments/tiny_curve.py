@@ -1,6 +1,6 @@
 """Perplexity against sparsity: pruning at several γ, and dense, local and strided attention.
 
-    python experiments/tiny_curve.py        writes docs/results/tiny_curve.json and a figure
+    python -m experiments.tiny_curve        writes docs/results/tiny_curve.json and a figure
 
 The paper's Fig. perplexity with the package's small model: each method is fine-tuned for the same
 steps on the same text, then measured on a book that no run has seen. It goes on where it stopped.
@@ -16,7 +16,8 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig, attach, tiny
 from kvprune.config import Config
 
@@ -48,7 +49,7 @@ def main() -> None:
                 # how far the gate that was trained is from the hard one that is used
                 rows[-1] |= {k.removeprefix("eval_"): v for k, v in record["end"].items()
                              if k.endswith(("soft", "hard"))}  # fmt: skip
-    small.publish("tiny_curve", runs.about, rows)
+    publish("tiny_curve", runs.about, rows)
     draw(rows)
 
 
@@ -87,7 +88,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axis.grid(alpha=0.25)
     axes[0].set_ylabel("perplexity, held-out book")
     axes[0].legend(frameon=False)
-    small.save_figure(figure, "tiny_curve")
+    save_figure(figure, "tiny_curve")
 
 
 def means(rows: list[dict[str, Any]], method: str, context: Any) -> list[tuple[float, ...]]:

@@ -1,6 +1,6 @@
 """The text beside the small model: two books to fine-tune on, one to judge by.
 
-    python experiments/tiny_text.py --corpus DIR      writes src/kvprune/tiny/*.txt.gz
+    python -m experiments.tiny_text --corpus DIR      writes src/kvprune/tiny/*.txt.gz
 
 DIR as for pretrain_tiny.py. All three books are in the public domain in the United States.
 """
@@ -10,7 +10,7 @@ import gzip
 import json
 from pathlib import Path
 
-from pretrain_tiny import PACKAGE, STRAIGHT
+from experiments.pretrain_tiny import PACKAGE, STRAIGHT
 
 BOOKS = {
     "train": ("pg1661_The_Adventures_of_Sherlock_Holmes", "Burnett_Garden_1911"),

@@ -1,6 +1,6 @@
 """How a run goes: language loss, sparsity and α over its steps, for several γ.
 
-    python experiments/training_curves.py     writes docs/results/training_curves.json and a figure
+    python -m experiments.training_curves     writes docs/results/training_curves.json and a figure
 
 The paper's Fig. training_0.3; the runs are those of tiny_curve.py.
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --out runs/gpt2-small; each run writes
@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import DenseConfig, PruningConfig
 from kvprune.utils.plot import COLOURS, legend, panels
 
@@ -26,7 +27,7 @@ def main() -> None:
         for gamma in GAMMAS:
             record = runs.record(PruningConfig(rank=small.RANK), seed, gamma=gamma)
             rows.append({"gamma": gamma, "seed": seed, **record["curve"]})
-    small.publish("training_curves", runs.about, rows)
+    publish("training_curves", runs.about, rows)
     draw(rows)
 
 
@@ -46,7 +47,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
     for axis in axes:
         axis.set_xlabel("step")
     legend(axes[0])
-    small.save_figure(figure, "training_curves")
+    save_figure(figure, "training_curves")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Zero-shot accuracy against sparsity: WinoGrande, HellaSwag, PIQA and LAMBADA.
 
-    python experiments/zero_shot.py --files FOLDER   writes docs/results/zero_shot.json and a figure
+    python -m experiments.zero_shot --files FOLDER   writes docs/results/zero_shot.json and a figure
 
 The paper's Fig. zero_shot, with the models of tiny_curve.py. A model of 5.9 million parameters
 hardly does better than chance; what can be seen is whether forgetting costs it what little it has.
@@ -13,7 +13,8 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-import small
+from experiments import small
+from experiments.publish import publish, save_figure
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.config import Config
 from kvprune.evaluate.points import Points
@@ -47,7 +48,7 @@ def main() -> None:
 
             mean = points.measure(key, measure)[-1]
             print(key, f"{mean['accuracy']:.4f} at {mean['sparsity']:.1%}", flush=True)
-    small.publish("zero_shot", points.about, points.rows)
+    publish("zero_shot", points.about, points.rows)
     draw(points.rows)
 
 
@@ -72,7 +73,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
                 level(axis, y[0])
         axis.set(xlabel="context pruned over the samples, %", ylabel="accuracy, %")
     axes[0].legend(frameon=False, fontsize=8.5)
-    small.save_figure(figure, "zero_shot")
+    save_figure(figure, "zero_shot")
 
 
 if __name__ == "__main__":

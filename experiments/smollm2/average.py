@@ -1,6 +1,6 @@
 """The mean of several adapters, weight by weight.
 
-    python experiments/smollm2/average.py RUN RUN... --out OUT
+    python -m experiments.smollm2.average RUN RUN... --out OUT
 
 Of runs that go on from one another: each has the noise of its last few rows, and their mean less of
 it. It prunes about as much as they do in the mean.

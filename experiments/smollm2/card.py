@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from common import DENSE, OURS, Row
+from experiments.smollm2.common import DENSE, OURS, Row
 from kvprune.adapters.bases import BASES
 from kvprune.adapters.registry import About
 from kvprune.train.card import ARTICLE

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -14,23 +13,17 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-# small.py and forgetting.py lie one folder up
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import kvprune
+from experiments.publish import DOCS
 from kvprune import DenseConfig, Pruned
 from kvprune.adapters.pretrained import load_base, load_tokenizer
-from kvprune.cli.evaluate.common import numbers
-from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.throughput.budgets import budgeted
 from kvprune.utils.malloc import keep_memory
+from kvprune.utils.parse import numbers
+from kvprune.utils.quiet import quiet
 from kvprune.version import __version__
-from small import DOCS, publish
-from text import open_text
-
-__all__ = ["Adapter", "Subject", "arguments", "numbers", "open_text", "publish", "subject", "table"]
 
 DENSE, OURS = "dense", "ours"
 POLICIES = ("streaming", "tova", "h2o", "local")

@@ -1,6 +1,6 @@
 """What pruned SmolLM2 forgets: pages for an article and for a chat, and the paper's statistics.
 
-    python experiments/smollm2/forgets.py MODEL ADAPTER --news NEWS.txt --book BOOK.txt
+    python -m experiments.smollm2.forgets MODEL ADAPTER --news NEWS.txt --book BOOK.txt
 
 The pages (docs/pages) open from the disk. The counts are those of forgetting.py one folder
 up, over texts that the model was not trained on: docs/results/smollm2_forgetting.json and figures,
@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-import common
-from forgetting import verdicts
+from experiments.forgetting import verdicts
+from experiments.smollm2 import common
 from kvprune import Pruned
 from kvprune.adapters.load import load_with_tokenizer
-from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
+from kvprune.evaluate.text_file import read_text
 from kvprune.explain import Trace, figures
 from kvprune.explain.corpus_study import study_corpus
 from kvprune.explain.prompt import trace_prompt
+from kvprune.utils.quiet import quiet
 
 QUESTIONS = (
     "Hello! Can you explain in a few sentences why the sky is blue?",
@@ -61,7 +62,7 @@ def main() -> None:
 
 
 def pages(args: argparse.Namespace, pruned: Pruned, tokenizer: Any) -> dict[str, Trace]:
-    article = common.open_text(args.news).split("\n\n\n", 1)[0]
+    article = read_text(args.news).split("\n\n\n", 1)[0]
     ids = tokenizer(article, verbose=False).input_ids[: args.article_tokens]
     return {
         "article": Trace.from_ids(pruned, tokenizer, ids),

@@ -1,6 +1,6 @@
 """A fact in a long text, a question at its end: does a pruned SmolLM2 still find it?
 
-    python experiments/smollm2/needle.py MODEL ADAPTER... --text held_out_book.txt
+    python -m experiments.smollm2.needle MODEL ADAPTER... --text held_out_book.txt
 
 The fact ("The secret number of the city of Lyon is 4817.") stands at one of several depths of a
 filler text; the user asks for it, in the model's chat template, and the answer's first words are
@@ -26,11 +26,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import common
-from common import DENSE, METHODS, Row, numbers, table
+from experiments.publish import publish, save_figure
+from experiments.smollm2 import common
+from experiments.smollm2.common import DENSE, METHODS, Row, table
 from kvprune import Pruned, PrunedCache
 from kvprune.errors import PruneError
+from kvprune.evaluate.text_file import read_text
 from kvprune.utils import plot as drawing
+from kvprune.utils.parse import numbers
 
 CITIES = ("Lyon", "Oslo", "Lima", "Cairo", "Kyoto", "Quito", "Dublin", "Prague", "Havana")
 FACT = "The secret number of the city of {city} is {number}."
@@ -65,7 +68,7 @@ def main() -> None:
     rows = run(args)
     about = {"model": str(args.model), "fact": FACT, "question": QUESTION, "wrong": WRONG}
     means = summary(rows)
-    common.publish("smollm2_needle", about, means, args.docs)
+    publish("smollm2_needle", about, means, args.docs)
     show(means)
     draw(means, args.docs)
 
@@ -74,7 +77,7 @@ def run(args: argparse.Namespace) -> list[Row]:
     subject = common.subject(args)
     depths = numbers(args.depths, float, "--depths")
     points = common.points(args, "needle", depths=depths, seeds=args.seeds, fact=FACT, task=TASK)
-    filler = subject.tokenizer(common.open_text(args.text)[:2_000_000], verbose=False).input_ids
+    filler = subject.tokenizer(read_text(args.text)[:2_000_000], verbose=False).input_ids
     rows: list[Row] = []
     for context in sorted(numbers(args.contexts, int, "--contexts")):
         here = common.chosen_at(args, context)
@@ -258,8 +261,7 @@ def draw(means: list[Row], docs: Path) -> None:
                 drawing.line(axis, number, sorted(own), y, method)
         axis.set(xlabel="tokens of the prompt", ylabel="numbers found, %", ylim=(-3, 103))
     drawing.legend(axes[0])
-    for file in drawing.save(figure, docs / "figures" / "smollm2_needle"):
-        print(f"wrote {file}")
+    save_figure(figure, "smollm2_needle", docs)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Perplexity, KL and equal tokens of pruned SmolLM2 on held-out text, by context and strength.
 
-    python experiments/smollm2/quality.py MODEL ADAPTER... --book FILE --news FILE --wikitext FILE
+    python -m experiments.smollm2.quality MODEL ADAPTER... --book FILE --news FILE --wikitext FILE
 
 Dense, ours, and policies without training with as many slots as ours holds at that context, mean
 over layers. At context n every text is read in windows of n tokens that overlap by half, and tokens
@@ -19,13 +19,16 @@ from typing import Any
 
 import torch
 
-import common
-from common import DENSE, METHODS, POLICIES, Row, Subject, numbers, table
+from experiments.publish import publish, save_figure
+from experiments.smollm2 import common
+from experiments.smollm2.common import DENSE, METHODS, POLICIES, Row, Subject, table
 from kvprune import Pruned
 from kvprune.errors import PruneError
 from kvprune.evaluate.perplexity.measure import DenseLogits, perplexity
+from kvprune.evaluate.text_file import read_text
 from kvprune.text.windows import Windows, cut
 from kvprune.utils import plot as drawing
+from kvprune.utils.parse import numbers
 
 TEXTS = ("wikitext", "book", "news")
 COLUMNS = ("method", "strength", "text", "context", "sparsity", "perplexity", "kl", "match")
@@ -47,10 +50,10 @@ def main() -> None:
     args = parser.parse_args()
     rows, about = run(args)
     kept = [{name: row[name] for name in COLUMNS} for row in rows]
-    common.publish(args.name, about, kept, args.docs)
+    publish(args.name, about, kept, args.docs)
     show(kept)
     if any(row["method"] in POLICIES for row in kept):
-        draw(kept, numbers(args.contexts, int, "--contexts"), args.docs / "figures" / args.name)
+        draw(kept, numbers(args.contexts, int, "--contexts"), args.name, args.docs)
 
 
 def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
@@ -75,7 +78,7 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
 
 def tokens(subject: Subject, file: Path, count: int) -> torch.Tensor:
     # a book is long: a token has at least one letter, and some four
-    text = common.open_text(file)[: 12 * count]
+    text = read_text(file)[: 12 * count]
     ids = torch.tensor(subject.tokenizer(text, verbose=False).input_ids[:count])
     if len(ids) < count:
         raise PruneError(f"{file} has {len(ids)} tokens, {count} are needed; lower --tokens")
@@ -139,7 +142,7 @@ def show(rows: list[Row]) -> None:
            "same token"], lines)  # fmt: skip
 
 
-def draw(rows: list[Row], contexts: list[int], stem: Path) -> None:
+def draw(rows: list[Row], contexts: list[int], name: str, docs: Path) -> None:
     """A panel a text and context: perplexity / dense against the share that is pruned."""
     dense = by_dense(rows)
     shown = [n for n in contexts if n >= 1024] or [max(contexts)]
@@ -157,8 +160,7 @@ def draw(rows: list[Row], contexts: list[int], stem: Path) -> None:
         axis.set(xlabel="context pruned, %", ylabel="perplexity / dense")
         cut_off(axis, [r for r in rows if (r["text"], r["context"]) == key], dense[key])
     drawing.legend_above(figure, axes[0])
-    for file in drawing.save(figure, stem):
-        print(f"wrote {file}")
+    save_figure(figure, name, docs)
 
 
 def cut_off(axis: Any, rows: list[Row], dense: float) -> None:

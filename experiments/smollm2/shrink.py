@@ -1,6 +1,6 @@
 """An adapter in half the bytes: LoRA and interaction weights in bfloat16.
 
-    python experiments/smollm2/shrink.py ADAPTER OUT
+    python -m experiments.smollm2.shrink ADAPTER OUT
 
 They were trained in float32, and are again float32 once they are loaded. β stays as it is: it
 is one number a layer, and all of its votes hang on it.

@@ -1,6 +1,6 @@
 """How large is an adapter? By the ranks of LoRA and of the interaction, saved in bfloat16.
 
-    python experiments/smollm2/size.py MODEL
+    python -m experiments.smollm2.size MODEL
 
 Nothing is trained: adapters of random weights are saved and their files measured.
 """
@@ -15,10 +15,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvprune
-from common import table
+from experiments.smollm2.common import table
+from experiments.smollm2.shrink import shrink
 from kvprune.adapters import lora
 from kvprune.evaluate.cost.shape import load_config
-from shrink import shrink
 
 LORA, INTERACTION = (8, 16), (16, 32, 64)
 LIMIT = 12e6

@@ -1,6 +1,6 @@
 """Throughput and memory of batched generation at a long context: transformers' caches against ours.
 
-    python experiments/smollm2/speed.py MODEL ADAPTER... --text held_out_book.txt
+    python -m experiments.smollm2.speed MODEL ADAPTER... --text held_out_book.txt
     kvprune eval throughput ... --memory 4GB        is the same for one adapter and any model
 
 All caches of a batch are in memory together and decode in turn (kvprune.evaluate.throughput.run);
@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch
 
-import common
-from common import Adapter, Row, numbers, table
+from experiments.publish import publish
+from experiments.smollm2 import common
+from experiments.smollm2.common import Adapter, Row, table
 from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
-from kvprune.cli.quiet import quiet
 from kvprune.evaluate.cost.formulas import cache_bytes
 from kvprune.evaluate.cost.shape import Shape, read_shape
 from kvprune.evaluate.throughput.bfloat16 import is_emulated, multiply_in_float32
@@ -33,6 +33,8 @@ from kvprune.evaluate.throughput.models import ModelPair, load_pair
 from kvprune.evaluate.throughput.run import REALISTIC, Sweep, throughput
 from kvprune.evaluate.throughput.timing import machine, versions
 from kvprune.utils.amounts import size
+from kvprune.utils.parse import numbers
+from kvprune.utils.quiet import quiet
 
 DTYPES = ("float32", "bfloat16")
 
@@ -50,7 +52,7 @@ def main() -> None:
     args = parser.parse_args()
     quiet()
     rows = [*timed(args), *checked(args)]
-    common.publish("smollm2_speed", {"machine": machine(), "versions": versions()}, rows, args.docs)
+    publish("smollm2_speed", {"machine": machine(), "versions": versions()}, rows, args.docs)
     show(rows)
 
 

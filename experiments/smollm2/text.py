@@ -1,6 +1,6 @@
 """Text to teach SmolLM2 on: books, encyclopedic text, news and chats, and what is held out.
 
-    python experiments/smollm2/text.py MODEL --corpus DIR --wikitext wikitext2_test.txt.gz
+    python -m experiments.smollm2.text MODEL --corpus DIR --wikitext wikitext2_test.txt.gz
 
 DIR holds *.jsonl.gz, one {"id", "text"} a line: books-*, *wikinews* and others, which count as
 encyclopedic. OUT (runs/smollm2/text) gets train.jsonl, which `kvprune train` reads, one book and
@@ -24,9 +24,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from chats import conversations, messages, paragraphs
+from experiments.smollm2.chats import conversations, messages, paragraphs
 from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.errors import PruneError
+from kvprune.evaluate.text_file import read_text
 from kvprune.utils.files import write_atomically
 
 SHARES = {"books": 0.3, "encyclopedic": 0.3, "news": 0.15, "chat": 0.25}
@@ -73,7 +74,7 @@ def make(corpus: Path, wikitext: Path, tokenizer: Any, tokens: int, out: Path) -
         "held_out_book.txt": book.text,
         "held_out_news.txt": "\n\n\n".join(article.text for article in news),
     }
-    forbidden = set(grams(open_text(wikitext)))
+    forbidden = set(grams(read_text(wikitext)))
     for text in held.values():
         forbidden.update(grams(text))
     lines, counted = [], Counter[str]()
@@ -186,14 +187,6 @@ def grams(text: str) -> Iterator[str]:
     words = re.findall(r"\w+", text.lower())
     for start in range(len(words) - GRAM + 1):
         yield " ".join(words[start : start + GRAM])
-
-
-def open_text(file: Path) -> str:
-    try:
-        data = file.read_bytes()
-        return (gzip.decompress(data) if file.suffix == ".gz" else data).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise PruneError(f"cannot read text from {file}: {error}") from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Every strength of the pruned SmolLM2, one after another: trained, packed, its curves kept.
 
-    python experiments/smollm2/train.py [--pack]
+    python -m experiments.smollm2.train [--pack]
 
 Text must be there (text.py). The first goes on from the dense model by the recipe, each other from
 an earlier one with another γ; what is shipped is a mean of some. It goes on where it stopped, also
@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
-import common
-from average import average
-from card import card
-from common import DENSE, OURS, Row
+from experiments.publish import DOCS, publish, save_figure
+from experiments.smollm2.average import average
+from experiments.smollm2.card import card
+from experiments.smollm2.common import DENSE, OURS, Row
 from kvprune.adapters.packing import pack
 from kvprune.adapters.registry import About
 from kvprune.errors import PruneError
@@ -64,7 +64,7 @@ CURVES = ("loss_kl", "sparsity_soft", "alpha")
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/smollm2"))
-    parser.add_argument("--docs", type=Path, default=common.DOCS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--only", help="one of the stages")
     parser.add_argument("--pack", action="store_true", help="into the package")
     args = parser.parse_args()
@@ -73,7 +73,7 @@ def main() -> None:
         train(name, args.runs)
     done = {name: args.runs / name for name in STAGES if finished(args.runs / name)}
     rows = [row for name, folder in done.items() for row in curve(name, folder)]
-    common.publish("smollm2_training", {"recipe": RECIPE.name, "stages": STAGES}, rows, args.docs)
+    publish("smollm2_training", {"recipe": RECIPE.name, "stages": STAGES}, rows, args.docs)
     draw(rows, args.docs)
     if args.pack:
         for name, folder in ((n, f) for n, f in done.items() if n.isdigit()):
@@ -131,8 +131,7 @@ def draw(rows: list[Row], docs: Path) -> None:
     for part in (axes[0].yaxis.set_major_formatter, axes[0].yaxis.set_minor_formatter):
         part("{x:g}")
     drawing.legend(axes[0])
-    for file in drawing.save(figure, docs / "figures" / "smollm2_training"):
-        print(f"wrote {file}")
+    save_figure(figure, "smollm2_training", docs)
 
 
 def packed(name: str, folder: Path, docs: Path) -> str:

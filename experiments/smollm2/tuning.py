@@ -1,6 +1,6 @@
 """What would full fine-tuning give in addition to LoRA? Short runs on the same rows.
 
-    python experiments/smollm2/tuning.py [--only lora-0.001]
+    python -m experiments.smollm2.tuning [--only lora-0.001]
 
 Runs differ in what learns and how fast, and in nothing else: the same rows in the same order, γ and
 α as in the recipe, from the dense model. KL and the share pruned are means over the last steps,
@@ -16,14 +16,14 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-import common
-from common import Row, table
+from experiments.publish import DOCS, publish
+from experiments.smollm2.common import Row, table
+from experiments.smollm2.train import BASE, RECIPE, curve
 from kvprune.errors import PruneError
 from kvprune.train.recipe import load, make, merged
 from kvprune.train.run import run
 from kvprune.utils.files import write_atomically
 from kvprune.utils.malloc import keep_memory
-from train import BASE, RECIPE, curve
 
 # what learns beside the interaction weights, and its learning rate (they have their own)
 SIDES: dict[str, tuple[str, float]] = {
@@ -38,7 +38,7 @@ LAST = 20  # steps of which the mean is taken
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/smollm2/tuning"))
-    parser.add_argument("--docs", type=Path, default=common.DOCS)
+    parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--length", type=int, default=512, help="tokens of a row, one row a step")
     parser.add_argument("--only", choices=list(SIDES), help="one of the runs")
@@ -49,7 +49,7 @@ def main() -> None:
         train(name, args)
     rows = [row for name in SIDES if (row := summary(name, args)) is not None]
     about = {"recipe": RECIPE.name, "steps": args.steps, "length": args.length, "last": LAST}
-    common.publish("smollm2_tuning", about, rows, args.docs)
+    publish("smollm2_tuning", about, rows, args.docs)
     show(rows)
 
 

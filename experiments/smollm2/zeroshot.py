@@ -1,6 +1,6 @@
 """Zero-shot tasks of SmolLM2: dense, then each strength, in one table.
 
-    python experiments/smollm2/zeroshot.py MODEL ADAPTER... --files DIR
+    python -m experiments.smollm2.zeroshot MODEL ADAPTER... --files DIR
 
 As `kvprune eval zeroshot` for one after another: all of WinoGrande, PIQA and LAMBADA, the first
 1,000 of HellaSwag. It goes on where it stopped, task by task; rows in
@@ -13,12 +13,13 @@ import argparse
 import logging
 from pathlib import Path
 
-import common
-from common import DENSE, OURS, Row, table
+from experiments.publish import publish
+from experiments.smollm2 import common
+from experiments.smollm2.common import DENSE, OURS, Row, table
 from kvprune.adapters import bases
-from kvprune.cli.quiet import quiet
 from kvprune.evaluate.zeroshot.run import HUB, Measured, run
 from kvprune.utils.malloc import keep_memory
+from kvprune.utils.quiet import quiet
 
 HELLASWAG = 1000
 
@@ -39,7 +40,7 @@ def main() -> None:
         for row in measured(args, folder).rows
     ]
     about = {"model": args.model, "hellaswag": args.hellaswag}
-    common.publish("smollm2_zeroshot", about, rows, args.docs)
+    publish("smollm2_zeroshot", about, rows, args.docs)
     show(rows)
 
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import kvprune
 from kvprune.adapters.pretrained import load_base
 from kvprune.cli import app
-from kvprune.cli.evaluate.common import in_bytes, numbers
 from kvprune.errors import PruneError
+from kvprune.utils.parse import in_bytes, numbers
 
 
 def run(*args: str):

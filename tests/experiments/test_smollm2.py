@@ -14,6 +14,21 @@ import yaml
 
 import fake_registry
 import kvprune
+from experiments.smollm2 import (
+    average,
+    chats,
+    common,
+    forgets,
+    needle,
+    quality,
+    shrink,
+    size,
+    speed,
+    text,
+    tuning,
+    zeroshot,
+)
+from experiments.smollm2 import train as strengths
 from helpers import uneven_gates
 from kvprune import tiny
 from kvprune.adapters import lora, registry
@@ -22,22 +37,6 @@ from kvprune.adapters.registry import About
 from kvprune.errors import PruneError
 from kvprune.train import recipe, spread
 from kvprune.train.run import run as train
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "experiments" / "smollm2"))
-
-import average
-import chats
-import common
-import forgets
-import needle
-import quality
-import shrink
-import size
-import speed
-import text
-import train as strengths
-import tuning
-import zeroshot
 
 TEMPLATE = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>\n{% endfor %}"

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.quiet import quiet
 from kvprune.errors import PruneError
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.chat import Chat, Status

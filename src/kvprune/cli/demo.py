@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvprune.cli.quiet import quiet
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.demo import Run

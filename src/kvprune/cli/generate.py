@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from kvprune.cli.quiet import quiet
+from kvprune.utils.quiet import quiet
 
 
 def generate(

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kvprune.cli.evaluate.common import table, told
+from kvprune.cli.evaluate.common import print_written, table
 
 
 def compare(
@@ -23,7 +23,7 @@ def compare(
     from kvprune.evaluate.compare.tables import summary_table
 
     rows, files = run(results, out)
-    told(files)
+    print_written(files)
     if as_json:
         print(json.dumps({"rows": rows}))
     else:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.evaluate.common import numbers, table, told
-from kvprune.cli.quiet import quiet
+from kvprune.cli.evaluate.common import print_written, table
 from kvprune.utils.amounts import operations, size
+from kvprune.utils.parse import numbers
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.evaluate.cost.shape import Shape
@@ -53,7 +54,7 @@ def cost(
         from kvprune.evaluate.cost.figure import draw
         from kvprune.utils.plot import save
 
-        told([points.write(out / "cost.json"), *save(draw(points.rows), out / "cost")])
+        print_written([points.write(out / "cost.json"), *save(draw(points.rows), out / "cost")])
     if as_json:
         print(json.dumps(points.document))
     else:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvprune.cli.evaluate.common import numbers, table
-from kvprune.cli.quiet import quiet
+from kvprune.cli.evaluate.common import table
 from kvprune.utils.malloc import keep_memory
+from kvprune.utils.parse import numbers
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.evaluate.perplexity.measure import AtContext

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvprune.cli.evaluate.common import in_bytes, numbers, table, told
-from kvprune.cli.quiet import quiet
+from kvprune.cli.evaluate.common import print_written, table
 from kvprune.utils.amounts import size
+from kvprune.utils.parse import in_bytes, numbers
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.evaluate.points import Points
@@ -83,7 +84,9 @@ def throughput(
         from kvprune.evaluate.throughput.figure import draw
         from kvprune.utils.plot import save
 
-        told([out / "throughput.json", *save(draw(points.rows, model), out / "throughput")])
+        print_written(
+            [out / "throughput.json", *save(draw(points.rows, model), out / "throughput")]
+        )
     if as_json:
         print(json.dumps(points.document))
     else:

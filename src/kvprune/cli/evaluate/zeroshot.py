@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvprune.cli.evaluate.common import table
-from kvprune.cli.quiet import quiet
 from kvprune.utils.malloc import keep_memory
+from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.evaluate.zeroshot.run import Measured
