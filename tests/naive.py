@@ -75,3 +75,38 @@ def naive_pruning(model, interactions: dict[str, dict[str, Tensor]], real: Tenso
         model.config._attn_implementation_internal = before
         for hook in hooks:
             hook.remove()
+
+
+@contextmanager
+def masked_attention(model, drop_step: dict[str, Tensor], look=lambda name, q, k: None):
+    """Dense attention in which query k of a layer sees key j iff j ≤ k < drop_step[j].
+
+    drop_step: attention module's name → (B, T); a layer that is not named drops nothing. `look` is
+    called with a module's name, its queries and its keys. No padding.
+    """
+    names = {module: name for name, module in model.named_modules()}
+
+    def attention(module, q, k, v, mask, scaling=None, softcap=None, **kwargs):
+        look(names[module], q, k)
+        groups, T = q.shape[1] // k.shape[1], q.shape[2]
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        logits = q @ k.mT * (q.shape[-1] ** -0.5 if scaling is None else scaling)
+        if softcap is not None:
+            logits = softcap * torch.tanh(logits / softcap)
+        steps = drop_step.get(names[module])
+        if steps is not None:
+            mask = mask & (torch.arange(T)[:, None] < steps[:, None, None, :T])
+        weights = torch.softmax(logits.where(mask, -torch.inf), -1)
+        return (weights @ v).transpose(1, 2).contiguous(), None
+
+    def causal_mask(**kwargs):
+        return sdpa_mask(**{**kwargs, "allow_is_causal_skip": False})
+
+    AttentionInterface.register(NAME, attention)
+    AttentionMaskInterface.register(NAME, causal_mask)
+    before = model.config._attn_implementation
+    model.config._attn_implementation_internal = NAME
+    try:
+        yield model
+    finally:
+        model.config._attn_implementation_internal = before
