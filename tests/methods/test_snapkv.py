@@ -99,18 +99,20 @@ def test_a_padded_row_equals_the_row_alone():
 def test_later_prompts_are_cut_to_the_budget_too():
     """What stayed of the prompts before is in slots of any order by then."""
     model = zoo.make("gpt2", n_layer=1)
-    ids = random_ids(1, 75)
+    ids = random_ids(1, 72)
     q, k = queries_and_keys(model, ids)
-    cache = PrunedCache(kvprune.attach(model, SnapKVConfig(budget=10, window=3, kernel=5)))
+    cache = PrunedCache(kvprune.attach(model, SnapKVConfig(budget=16, window=3, kernel=3)))
     want: list[int] = []
+    scrambled = 0
     with torch.no_grad():
-        for start in (0, 25, 50):
-            model(ids[:, start : start + 25], past_key_values=cache)
-            held = [*want, *range(start, start + 25)]
-            want = plain_choice(q[0], k[0], held, 10, 3, 5)
+        for start in range(0, 72, 8):
+            model(ids[:, start : start + 8], past_key_values=cache)
+            want = plain_choice(q[0], k[0], [*want, *range(start, start + 8)], 16, 3, 3)
             slots = cache.stores[0].table.get()
-            assert sorted(slots.token[0, slots.valid[0]].tolist()) == want
-    assert slots.token[0].tolist() != sorted(slots.token[0].tolist())
+            tokens = slots.token[0, slots.valid[0]].tolist()
+            assert sorted(tokens) == want
+            scrambled += tokens != want
+    assert scrambled >= 3
 
 
 def test_a_short_prompt_stays_whole():
