@@ -12,6 +12,7 @@ from helpers import attach_uneven, full_logits, position_ids, random_ids
 from kvprune import (
     DenseConfig,
     H2OConfig,
+    KeyNormConfig,
     LocalConfig,
     PrunedCache,
     PruneError,
@@ -438,7 +439,9 @@ def test_copied_model_generates_with_its_own_layers():
     assert torch.equal(clone.generate(ids, max_new_tokens=10, do_sample=False), want)
 
 
-@pytest.mark.parametrize("config", [TovaConfig(budget=12), H2OConfig(budget=12)])
+@pytest.mark.parametrize(
+    "config", [TovaConfig(budget=12), H2OConfig(budget=12), KeyNormConfig(budget=12)]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_policies_hold_their_budget_and_are_exact(config, name, backend):
