@@ -175,8 +175,8 @@ def test_keys_equal_those_in_the_cache():
         slots = store.table.get()
         for s in range(slots.token.shape[1]):
             if slots.valid[0, s]:
-                own = keys[layer][slots.token[0, s]]
-                torch.testing.assert_close(own, slots.keys[0, :, s].flatten())
+                key = keys[layer][slots.token[0, s]]
+                torch.testing.assert_close(key, slots.keys[0, :, s].flatten())
 
 
 @pytest.mark.parametrize("among_kept", [False, True])

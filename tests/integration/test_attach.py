@@ -78,8 +78,8 @@ def test_initial_weights():
 
 
 def test_interactions_are_parameters_of_the_model(model, pruned):
-    own = {id(p) for p in model.parameters()}
-    assert all(id(p) in own for p in pruned.interactions.parameters())
+    ids = {id(p) for p in model.parameters()}
+    assert all(id(p) in ids for p in pruned.interactions.parameters())
     model.to(torch.float64)
     assert pruned.interactions[0].beta.dtype == torch.float64
 

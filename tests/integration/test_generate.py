@@ -58,6 +58,18 @@ def assert_exact(model, out, mask, tolerance=TOLERANCE):
     assert_close(got, want[:, mask.shape[1] - 1 : -1], atol=tolerance, rtol=0)
 
 
+def generate_exactly(name, config, backend, **options):
+    """Generate for the padded batch with this method, check the logits; returns its cache too."""
+    model = zoo.make(name)
+    pruned = kvprune.attach(model, config)
+    ids, mask = padded_batch()
+    cache = PrunedCache(pruned, backend=backend)
+    out = generate(model, ids, mask, past_key_values=cache, **options)
+    assert out.past_key_values is cache
+    assert_exact(model, out, mask)
+    return pruned, cache
+
+
 def assert_pruned(cache):
     kept = cache.kept.float()
     assert kept.shape[0] == len(cache.stores)
@@ -287,12 +299,7 @@ def test_half_precision(name, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_baselines(config, backend, name):
-    model = zoo.make(name)
-    pruned = kvprune.attach(model, config)
-    ids, mask = padded_batch()
-    cache = PrunedCache(pruned, backend=backend)
-    out = generate(model, ids, mask, past_key_values=cache)
-    assert_exact(model, out, mask)
+    _, cache = generate_exactly(name, config, backend)
     seen = cache.seen
     bound = {"dense": seen, "local": 9, "strided": seen // 8 + 8, "streaming": 9}[config.method]
     assert int(cache.kept.max()) <= bound
@@ -445,14 +452,9 @@ def test_copied_model_generates_with_its_own_layers():
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ["gpt2", "llama", "gemma2"])
 def test_policies_hold_their_budget_and_are_exact(config, name, backend):
-    model = zoo.make(name)
-    pruned = kvprune.attach(model, config)
-    ids, mask = padded_batch()
-    cache = PrunedCache(pruned, backend=backend)
-    out = generate(model, ids, mask, max_new_tokens=25, past_key_values=cache)
-    assert_exact(model, out, mask)
-    assert int(out.past_key_values.kept.max()) == 12
-    steps = pruned.trace(ids, mask)
+    pruned, cache = generate_exactly(name, config, backend, max_new_tokens=25)
+    assert int(cache.kept.max()) == 12
+    steps = pruned.trace(*padded_batch())
     assert steps.shape == (len(pruned.layers), 3, PROMPT)
     # the last token sees the budget and itself; the drop after it is not in the trace
     assert (steps[:, 0] == kvprune.NEVER).sum(-1).tolist() == [13] * len(pruned.layers)

@@ -122,8 +122,8 @@ function moveCursors() {
   moveCache(view.t);
   const { kept, dense } = cacheBytes(view.t);
   byId("cache-note").textContent = `${bytes(kept)} of ${bytes(dense)} dense at token ${view.t}`;
-  const own = view.layer === ALL ? "" : `, ${layerName(view.layer)}: ${percent(sparsityAt(view.layer, view.t))}`;
-  byId("sparsity-note").textContent = `all layers: ${percent(sparsityAt(ALL, view.t))}${own}`;
+  const chosen = view.layer === ALL ? "" : `, ${layerName(view.layer)}: ${percent(sparsityAt(view.layer, view.t))}`;
+  byId("sparsity-note").textContent = `all layers: ${percent(sparsityAt(ALL, view.t))}${chosen}`;
 }
 
 // bars in HTML; rows: [{ name, share, expected? }]

@@ -75,8 +75,8 @@ function setTheme(name) {
 }
 
 function isDark() {
-  const own = document.documentElement.dataset.theme;
-  return own ? own === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  const theme = document.documentElement.dataset.theme;
+  return theme ? theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 }
 
 function listenKeys() {
