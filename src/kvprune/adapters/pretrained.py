@@ -33,7 +33,8 @@ def load_base(name: str | Path, dtype: str = "auto") -> PreTrainedModel:
     if own:
         # an adapter records what it was trained on, and other machines have other folders
         model.config.name_or_path = own
-    return model.eval()
+    model.eval()
+    return model
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:

@@ -1,1 +1,1 @@
-"""Corpora, tokens, rows and windows."""
+"""Text for training and evaluation: corpora, tokens, rows and windows."""

@@ -16,13 +16,13 @@ class DataConfig:
 
     sources: Annotated[
         tuple[str, ...],
-        "files, folders, patterns, wikipedia, bookcorpus, or a hub's owner/name:config@split",
+        "files, folders, patterns, wikipedia, bookcorpus, or hub datasets: owner/name:config@split",
     ]
-    length: Annotated[int, "tokens n of a row"] = 1024
+    length: Annotated[int, "tokens per row"] = 1024
     held_out: Annotated[
         float,
-        "kept for evaluation: a share of the tokens (0.01) or a number of rows (64), rounded up to "
-        "whole documents; 0 for none",
+        "held out for evaluation: a share of the tokens (0.01) or a number of rows (64), rounded "
+        "up to full documents; 0 for none",
     ] = 0.01
     held_out_source: Annotated[
         str | None, "evaluate on this source instead; its documents are left out of training"
@@ -31,26 +31,26 @@ class DataConfig:
     text_field: Annotated[str, "field of JSON, parquet and hub rows that holds the text"] = "text"
     rows_per_document: Annotated[
         int | None,
-        "so many JSON, parquet or hub rows in a row are one document; by default each is, but for "
+        "consecutive JSON, parquet or hub rows that form one document; by default 1, and more for "
         "bookcorpus, whose rows are sentences",
     ] = None
-    max_tokens: Annotated[int | None, "take at most so many tokens of each source"] = None
-    streaming: Annotated[bool, "read hub datasets as they download, and keep only tokens"] = True
+    max_tokens: Annotated[int | None, "maximum number of tokens per source"] = None
+    streaming: Annotated[bool, "read hub datasets while downloading, and store only tokens"] = True
     cache_dir: Annotated[
-        str | None, "where tokens are kept; by default KVPRUNE_CACHE or ~/.cache/kvprune"
+        str | None, "where tokens are stored; by default KVPRUNE_CACHE or ~/.cache/kvprune"
     ] = None
 
     def __post_init__(self) -> None:
-        one = isinstance(self.sources, str | Path)
-        sources = (self.sources,) if one else self.sources
+        is_single = isinstance(self.sources, str | Path)
+        sources = (self.sources,) if is_single else self.sources
         object.__setattr__(self, "sources", tuple(map(str, sources)))
         if not self.sources:
             raise PruneError("sources is empty; name a file, a folder or a hub dataset")
-        check_number(self, "length", whole=True, at_least=2)
-        check_number(self, "seed", whole=True, at_least=0)
+        check_number(self, "length", integer=True, at_least=2)
+        check_number(self, "seed", integer=True, at_least=0)
         for name in ("rows_per_document", "max_tokens"):
             if getattr(self, name) is not None:
-                check_number(self, name, whole=True, at_least=1)
+                check_number(self, name, integer=True, at_least=1)
         held_out = self.held_out
         if (
             isinstance(held_out, bool)

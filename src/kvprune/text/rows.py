@@ -12,26 +12,26 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from kvprune.errors import PruneError
-from kvprune.text.config import DataConfig
+from kvprune.text.config import DataConfig as DataConfig
 from kvprune.text.tokens import Tokens, tokenise
 
 
 class Rows(Dataset[dict[str, Tensor]]):
-    """Spans of a corpus joined end to end and cut to rows of `length` tokens.
+    """Spans of a corpus joined end to end and cut into rows of `length` tokens.
 
-    Lost is only the last row, if it is incomplete. In memory are a few numbers a document; a row
-    is read from disk when it is asked for.
+    An incomplete last row is left out. Only a few numbers per document are held in memory; a row
+    is read from disk when it is indexed.
     """
 
     def __init__(self, corpus: Tokens, spans: np.ndarray, length: int) -> None:
         self.corpus = corpus
-        self.spans = spans  # (S, 2), where each starts and stops in the corpus
+        self.spans = spans  # (S, 2), start and stop of each in the corpus
         self.length = length
-        self.ends = np.cumsum(spans[:, 1] - spans[:, 0])  # (S,), where each ends in the joined text
+        self.ends = np.cumsum(spans[:, 1] - spans[:, 0])  # (S,), the end of each in the joined text
 
     @property
     def tokens(self) -> int:
-        """In all, those of the incomplete row included."""
+        """Number of tokens, including those of the incomplete row."""
         return int(self.ends[-1]) if len(self.ends) else 0
 
     def __len__(self) -> int:
@@ -52,7 +52,7 @@ class Rows(Dataset[dict[str, Tensor]]):
             filled += len(part)
             span += 1
         input_ids = torch.from_numpy(ids)
-        # a causal language model shifts its labels by itself
+        # a causal language model shifts its labels itself
         return {"input_ids": input_ids, "labels": input_ids}
 
 
@@ -65,7 +65,7 @@ class Data:
 def load_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
     """Rows for training and, unless `held_out` is 0, for evaluation; no text is in both.
 
-    `Trainer` and `transformers.default_data_collator` take them as they are.
+    `Trainer` and `transformers.default_data_collator` accept them unchanged.
     """
     names = ", ".join(config.sources)
     corpus = _tokens(config, tokenizer, config.sources)
@@ -84,10 +84,10 @@ def load_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
                 f"{config.length} to train on need {target + config.length}; lower length, "
                 f"lower held_out or add text"
             )
-        spans, kept = split(spans, digests, target, config.length)
-        held_out = _rows(corpus, kept, config.length, f"the held-out part of {names}")
+        spans, held_out_spans = split(spans, digests, target, config.length)
+        held_out = _rows(corpus, held_out_spans, config.length, f"the held-out part of {names}")
     order = np.random.default_rng(config.seed).permutation(len(spans))
-    names += " without what is held out" if held_out else ""
+    names += " without the held-out part" if held_out else ""
     return Data(_rows(corpus, spans[order], config.length, names), held_out)
 
 
@@ -96,22 +96,22 @@ def split(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Spans to train on, and spans of at least `target` tokens to hold out.
 
-    Held out are the documents whose texts hash lowest: the same ones whatever the seed, the names
-    of the files and the tokenizer, and nearly the same ones when documents are added. Further
-    copies of them are left out altogether. Where whole documents would be more than twice the
-    target, or leave too little to train on, the last one is cut and only its tail held out.
+    The documents whose texts hash lowest are held out: the same ones for every seed, file name and
+    tokenizer, and nearly the same ones when documents are added. Further copies of them are in
+    neither part. If full documents would exceed twice the target, or leave too little to train on,
+    the last one is cut and only its tail is held out.
     """
     unique, first = np.unique(digests, return_index=True)
     sizes = np.cumsum(spans[first, 1] - spans[first, 0])
     count = min(int(np.searchsorted(sizes, target)) + 1, len(unique))
-    kept = spans[first[:count]]
+    held_out = spans[first[:count]]
     train = spans[~np.isin(digests, unique[:count])]
     excess = int(sizes[count - 1]) - target
     if excess > 0 and (excess > target or (train[:, 1] - train[:, 0]).sum() < length):
-        start = kept[-1, 0]
+        start = held_out[-1, 0]
         train = np.concatenate([train, [[start, start + excess]]])
-        kept[-1, 0] += excess
-    return train, kept
+        held_out[-1, 0] += excess
+    return train, held_out
 
 
 def _tokens(

@@ -1,7 +1,7 @@
 """Documents from local files or from the Hugging Face hub, one string each.
 
-Local files are read here and not by `datasets`: nothing may touch the network, errors name the
-line, and its JSON reader turns text that looks like a date into a date.
+Local files are read here rather than by `datasets`, so that nothing uses the network and errors
+name the line; its JSON reader also turns text that looks like a date into a date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvprune.errors import PruneError
 
 KNOWN = (".txt", ".txt.gz", ".md", ".jsonl", ".jsonl.gz", ".json", ".parquet")
 
-# the paper's corpora; its Wikipedia is of 2022-03-01, this is the nearest one that is plain parquet
+# the paper's corpora; its Wikipedia is of 2022-03-01, this is the nearest that is plain parquet
 NAMED = {
     "wikipedia": "wikimedia/wikipedia:20231101.en",
     "bookcorpus": "bookcorpus/bookcorpus:plain_text",
@@ -35,13 +35,13 @@ HUB = re.compile(
 
 @dataclass(frozen=True)
 class Files:
-    """Local files in the order of their names."""
+    """Local files, sorted by name."""
 
     source: str
     files: tuple[Path, ...]
 
     def identity(self) -> list[Any]:
-        """Changes when a file is added, removed or written."""
+        """Changes when a file is added, removed or modified."""
         stats = [(file.resolve(), file.stat()) for file in self.files]
         return [[str(file), stat.st_size, stat.st_mtime_ns] for file, stat in stats]
 
@@ -51,8 +51,8 @@ class Files:
                 yield from _read(file, field, rows or 1)
             except (gzip.BadGzipFile, zlib.error, EOFError) as error:
                 raise PruneError(
-                    f"{file} is not gzip or is cut short ({error}); compress it again, or take "
-                    f".gz off its name"
+                    f"{file} is not gzip or is truncated ({error}); compress it again, or remove "
+                    f".gz from its name"
                 ) from error
             except OSError as error:
                 raise PruneError(
@@ -70,7 +70,7 @@ class Hub:
     split: str
 
     def identity(self) -> list[Any]:
-        """By name alone: what was tokenised once needs no network again."""
+        """By name only: what was tokenised once needs no network again."""
         return [self.path, self.config, self.split]
 
     def documents(self, field: str, rows: int | None, streaming: bool) -> Iterator[str]:
@@ -95,7 +95,7 @@ class Hub:
                     self.path, self.config, split=self.split, streaming=streaming
                 )
             except RuntimeError as error:
-                # a repository that holds a script; the hub keeps most of these as parquet, too
+                # a repository with a loading script; the hub also stores most of these as parquet
                 if "scripts are no longer supported" not in str(error):
                     raise
                 yield from datasets.load_dataset(
@@ -107,15 +107,15 @@ class Hub:
                 )
         except datasets.exceptions.DatasetNotFoundError as error:
             raise PruneError(
-                f"{self.source} is neither a file or folder here nor an open dataset of the hub; "
-                f"check the name, or `hf auth login` if the dataset asks for access"
+                f"{self.source} is neither a local file or folder nor an open dataset of the hub; "
+                f"check the name, or `hf auth login` if the dataset requires access"
             ) from error
         except ConnectionError as error:
             raise PruneError(
-                f"{self.source} is no file or folder here, and the hub cannot be reached ({error})"
-                f"; check the network, or download the dataset elsewhere and pass its files"
+                f"{self.source} is not a local file or folder, and the hub cannot be reached "
+                f"({error}); check the network, or download it elsewhere and pass its files"
             ) from error
-        # whatever the libraries under `datasets` raise: httpx, fsspec and pyarrow have their own
+        # the libraries under `datasets` raise their own types: httpx, fsspec, pyarrow
         except Exception as error:
             raise PruneError(
                 f"{self.source} cannot be read from the hub: {type(error).__name__}: {error}; "
@@ -124,13 +124,13 @@ class Hub:
 
 
 def find(source: str) -> Files | Hub:
-    """What a source is: a file, a folder, a pattern such as books/*.txt, or a hub dataset."""
+    """A source by name: a file, a folder, a pattern such as books/*.txt, or a hub dataset."""
     path = Path(source).expanduser()
     if path.is_dir():
         return Files(source, _inside(path))
     if path.exists():
         if not _known(path):
-            raise PruneError(f"{source} is of an unknown kind; known are {', '.join(KNOWN)}")
+            raise PruneError(f"{source} is of an unknown type; known are {', '.join(KNOWN)}")
         return Files(source, (path,))
     if glob.has_magic(source):
         return Files(source, _matching(source, path))
@@ -148,17 +148,18 @@ def _known(file: Path) -> bool:
 
 
 def _inside(folder: Path) -> tuple[Path, ...]:
-    every = [
+    candidates = [
         file
         for file in folder.rglob("*")
         if file.is_file()
         and not any(part.startswith(".") for part in file.relative_to(folder).parts)
     ]
-    files = sorted((file for file in every if _known(file)), key=lambda file: file.as_posix())
+    files = sorted((file for file in candidates if _known(file)), key=lambda file: file.as_posix())
     if not files:
         raise PruneError(
-            f"none of the {len(every)} files in {folder} is of a known kind: {', '.join(KNOWN)}"
-            if every
+            f"none of the {len(candidates)} files in {folder} is of a known type: "
+            f"{', '.join(KNOWN)}"
+            if candidates
             else f"the folder {folder} is empty; put files into it: {', '.join(KNOWN)}"
         )
     return tuple(files)
@@ -173,7 +174,7 @@ def _matching(source: str, pattern: Path) -> tuple[Path, ...]:
         elif path.is_file() and _known(path):
             files.add(path)
     if not files:
-        raise PruneError(f"{source} matches no file of a known kind: {', '.join(KNOWN)}")
+        raise PruneError(f"{source} matches no file of a known type: {', '.join(KNOWN)}")
     return tuple(sorted(files, key=lambda file: file.as_posix()))
 
 
@@ -198,7 +199,7 @@ def _decoded(data: bytes, where: str) -> str:
     except UnicodeDecodeError as error:
         raise PruneError(
             f"{where} is not UTF-8 text (byte 0x{data[error.start]:02x} at {error.start}): binary, "
-            f"or of another encoding; convert it, say with iconv -f latin1 -t utf-8"
+            f"or in another encoding; convert it, for example with iconv -f latin1 -t utf-8"
         ) from error
 
 
@@ -207,8 +208,8 @@ def _plain(file: Path) -> str:
         text = _decoded(opened.read(), str(file))
     if "\0" in text:
         raise PruneError(
-            f"{file} holds zero bytes: binary or UTF-16, not UTF-8 text; convert it, say with "
-            f"iconv -f utf-16 -t utf-8"
+            f"{file} holds zero bytes: binary or UTF-16, not UTF-8 text; convert it, for example "
+            f"with iconv -f utf-16 -t utf-8"
         )
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
@@ -223,10 +224,10 @@ def _lines(file: Path, field: str) -> Iterator[str]:
 
 
 def _json(file: Path, field: str) -> Iterator[str]:
-    """A list of objects, one object, or JSON lines under the shorter name."""
-    whole = _decoded(file.read_bytes(), str(file))
+    """A list of objects, one object, or JSON lines in a file named .json."""
+    content = _decoded(file.read_bytes(), str(file))
     try:
-        value = json.loads(whole) if whole.strip() else []
+        value = json.loads(content) if content.strip() else []
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise _not_json(f"{file}, line {error.lineno}", error) from error
@@ -278,16 +279,16 @@ def _text(row: Any, field: str, where: str) -> str:
         return ""
     if not isinstance(text, str):
         raise PruneError(f"{field!r} in {where} is {_kind(text)}, not text; choose another field")
-    # JSON can hold half a surrogate pair, which no tokenizer takes
+    # JSON can contain half a surrogate pair, which no tokenizer accepts
     if not text.isascii() and any("\ud800" <= c <= "\udfff" for c in text):
         raise PruneError(
-            f"{field!r} in {where} holds half a character (\\ud800 to \\udfff); mend it"
+            f"{field!r} in {where} holds half a character (\\ud800 to \\udfff); fix it"
         )
     return text
 
 
 def _joined(texts: Iterable[str], rows: int) -> Iterator[str]:
-    """So many rows in a row, a line each, as one document."""
+    """Documents of `rows` consecutive texts, one line each."""
     if rows == 1:
         yield from texts
         return
@@ -313,4 +314,4 @@ def _no_field(where: str, field: str, names: list[str]) -> PruneError:
 
 
 def _not_json(where: str, error: json.JSONDecodeError) -> PruneError:
-    return PruneError(f"{where} is not JSON ({error.msg}, column {error.colno}); mend the line")
+    return PruneError(f"{where} is not JSON ({error.msg}, column {error.colno}); fix the line")

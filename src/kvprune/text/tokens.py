@@ -1,4 +1,4 @@
-"""A corpus as token numbers: tokenised once, kept on disk, mapped into memory from there."""
+"""A corpus as token ids: tokenised once, stored on disk, memory-mapped from there."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from kvprune.version import __version__
 FORMAT = 1
 DOCUMENT = np.dtype([("end", "<u8"), ("digest", "<u8")])
 
-# how many characters go to the tokenizer at once, and where a longer document is cut for it
+# characters per call of the tokenizer, and where a longer document is split for it
 BATCH = 1 << 20
 PIECE = 1 << 22
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """All documents one after the other; `documents` says where each ends and what it is."""
+    """All documents, concatenated; `documents` holds the end and a hash of each."""
 
     folder: Path
     ids: np.ndarray  # (tokens,), mapped from disk
     documents: np.ndarray  # (documents,) of DOCUMENT
 
     def __reduce__(self) -> Any:
-        # a worker process maps the file anew: pickled, it would be copied whole
+        # a worker process maps the file again: pickling would copy all of it
         return read_tokens, (self.folder,)
 
 
@@ -51,15 +51,15 @@ def tokenise(
     streaming: bool = True,
     cache_dir: str | Path | None = None,
 ) -> Tokens:
-    """The documents of all sources, each closed by the end-of-text token, from the cache if there.
+    """The documents of all sources, each followed by the end-of-text token; cached on disk.
 
-    One process works, others that want the same wait for it. What a killed one leaves is never
-    read: the folder gets its name when it is complete.
+    One process works while others that want the same tokens wait. What a killed process leaves is
+    never read: the folder gets its name when it is complete.
     """
-    found = [find(source) for source in sources]
+    corpora = [find(source) for source in sources]
     about: dict[str, Any] = {
         "format": FORMAT,
-        "sources": [source.identity() for source in found],
+        "sources": [source.identity() for source in corpora],
         "tokenizer": _fingerprint(tokenizer),
         "text_field": text_field,
         "rows_per_document": rows_per_document,
@@ -69,18 +69,18 @@ def tokenise(
     root = cache_folder(cache_dir) / "tokens"
 
     def make(partial: Path) -> None:
-        texts = (s.documents(text_field, rows_per_document, streaming) for s in found)
+        texts = (s.documents(text_field, rows_per_document, streaming) for s in corpora)
         counts = _write(partial, zip(sources, texts, strict=True), tokenizer, max_tokens)
-        whole = {**about, "kvprune": __version__, **counts}
-        (partial / "about.json").write_text(json.dumps(whole, indent=1))
+        complete = {**about, "kvprune": __version__, **counts}
+        (partial / "about.json").write_text(json.dumps(complete, indent=1))
 
     try:
         return read_tokens(make_folder_once(root / key, make, _is_complete))
-    # reading turns its own OSErrors into PruneErrors: what arrives here is about the cache
+    # reading the sources turns OSErrors into PruneErrors: these are of the cache
     except OSError as error:
         raise PruneError(
             f"the token cache in {root} cannot be written: {error}; set cache_dir or "
-            f"KVPRUNE_CACHE to a folder with room"
+            f"KVPRUNE_CACHE to a folder with free space"
         ) from error
 
 
@@ -93,7 +93,7 @@ def read_tokens(folder: Path) -> Tokens:
 
 
 def _is_complete(folder: Path) -> bool:
-    """Not if it is damaged: then it is made again."""
+    """Whether the folder can be read; a damaged one is written again."""
     try:
         read_tokens(folder)
     except (OSError, ValueError, EOFError):
@@ -174,9 +174,9 @@ def _batches(texts: Iterator[str]) -> Iterator[list[str]]:
 
 
 def _pieces(text: str) -> list[str]:
-    """A tokenizer needs some 100 bytes a token: very long texts are cut, before a space.
+    """A tokenizer needs about 100 bytes per token: very long texts are split, before a space.
 
-    Tokens of byte-level BPE never reach over the place between a letter and a single space.
+    Tokens of byte-level BPE never cross the boundary between a letter and a single space.
     """
     pieces, start = [], 0
     while len(text) - start > PIECE:
@@ -191,10 +191,10 @@ def _pieces(text: str) -> list[str]:
 
 
 def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """What stands before and after a document: BOS if the tokenizer puts it there, and EOS."""
+    """The tokens before and after a document: BOS if the tokenizer adds it, and EOS."""
     if tokenizer.eos_token_id is None:
         raise PruneError(
-            "the tokenizer has no end-of-text token to part the documents with; "
+            "the tokenizer has no end-of-text token to separate documents with; "
             "set tokenizer.eos_token"
         )
     special = tokenizer("")["input_ids"]
@@ -204,10 +204,10 @@ def _frame(tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
 
 
 def _fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """The same for equal tokenizers, whatever they are called or were used for before."""
+    """The same for equal tokenizers, whatever their name or earlier use."""
     if tokenizer.is_fast:
         content = json.loads(tokenizer.backend_tokenizer.to_str())
-        # these two remember the last call
+        # these two depend on the last call
         content.pop("truncation", None)
         content.pop("padding", None)
     else:

@@ -1,4 +1,4 @@
-"""A text cut into windows: what the model reads, what it must predict, and what counts."""
+"""A text cut into windows: what the model reads, what it predicts, and what is counted."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from torch import Tensor
 
 from kvprune.errors import PruneError
 
-IGNORE = -100  # a target that is not there
+IGNORE = -100  # no target
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Rows that are read from nothing, each token predicting the next.
+    """Rows that are read independently, each token predicting the next.
 
     The token after position t is predicted from a context of t + 1. Positions before `first` are
-    context only: neither their predictions nor what they no longer see is counted.
+    context only: neither their predictions nor their dropped tokens are counted.
     """
 
     ids: Tensor  # (W, T)
@@ -33,7 +33,7 @@ class Windows:
         return self.ids.shape[1]
 
     def digest(self) -> str:
-        """Changes with any token: what was measured on another text must not count for this."""
+        """Changes with any token, so that results of another text are not mixed in."""
         digest = hashlib.blake2b(str(self.first).encode(), digest_size=8)
         for part in (self.ids, self.targets):
             digest.update(part.cpu().contiguous().numpy().tobytes())
@@ -48,9 +48,9 @@ def cut(
 ) -> Windows:
     """A text (tokens,) as windows of `length`; rows (W, T) are windows already.
 
-    Windows follow one another; with a stride s < length each starts s tokens after the one before,
-    and its first length − s tokens are context only: every token is then predicted from a context
-    of more than length − s. `limit`: at most so many windows, the first ones.
+    Windows follow one another; with a stride s < length each starts s tokens after the previous
+    one, and its first length − s tokens are context only: every token is then predicted from a
+    context of more than length − s. `limit`: maximum number of windows, from the start.
     """
     if ids.dim() not in (1, 2) or ids.is_floating_point():
         raise PruneError(
@@ -82,12 +82,12 @@ def cut(
         ids = ids[: (limit - 1) * stride + length + 1]
     after = F.pad(ids[1:].long(), (0, 1), value=IGNORE)
     # views: windows that overlap share their memory
-    made = Windows(
+    windows = Windows(
         ids.long().unfold(0, length, stride)[:limit],
         after.unfold(0, length, stride)[:limit],
         length - stride,
     )
-    return _checked(made)
+    return _checked(windows)
 
 
 def _checked(windows: Windows) -> Windows:

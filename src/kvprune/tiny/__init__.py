@@ -1,4 +1,4 @@
-"""A small pretrained model of our own with a little text: real, and here without a download."""
+"""A small pretrained model with some text, part of the package: no download is needed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ FOLDER = Path(__file__).parent
 
 
 def load_model() -> PreTrainedModel:
-    """In float32: GPT-2's architecture, 6 layers, 512 positions. README.md beside it says more."""
+    """In float32: GPT-2's architecture, 6 layers, 512 positions; see README.md in this folder."""
     import torch
     from transformers import GPT2LMHeadModel
 
-    # stored in bfloat16 to be small; most CPUs are slow in it
+    # stored in bfloat16 to save space; most CPUs are slow in it
     model: PreTrainedModel = GPT2LMHeadModel.from_pretrained(FOLDER, dtype=torch.float32)
-    # an adapter remembers what it was trained on, and other machines have other folders
+    # an adapter records what it was trained on, and other machines have other folders
     model.config.name_or_path = NAME
-    return model.eval()
+    model.eval()
+    return model
 
 
 def text_file(name: Literal["train", "held_out"]) -> Path:
-    """Books to fine-tune on, or one that the model has never seen, as gzipped text."""
+    """Books to fine-tune on, or one that the model was not trained on, as gzipped text."""
     return FOLDER / f"{name}.txt.gz"

@@ -72,8 +72,8 @@ class TrainConfig:
             )
         for name in ("steps", "batch", "accumulation", "lora_rank", "log_every", "probe_every",
                      "probe_rows", "eval_every", "save_every", "keep_checkpoints"):  # fmt: skip
-            check_number(self, name, whole=True, at_least=1)
-        check_number(self, "warmup", whole=True, at_least=0)
+            check_number(self, name, integer=True, at_least=1)
+        check_number(self, "warmup", integer=True, at_least=0)
         for name in ("gamma", "interaction_lr", "base_lr", "lora_alpha", "max_grad_norm"):
             check_number(self, name, at_least=0)
         for name in ("distill", "alpha_share"):

@@ -1,4 +1,4 @@
-"""Checks of settings; the message names the setting, its value and the limits."""
+"""Checks of settings; errors name the setting, its value and the limits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ def check_number(
     name: str,
     at_least: float,
     at_most: float = math.inf,
-    whole: bool = False,
+    integer: bool = False,
 ) -> None:
     value = getattr(config, name)
-    kinds = int if whole else (int, float)
-    good = isinstance(value, kinds) and not isinstance(value, bool) and at_least <= value <= at_most
-    if not good or not math.isfinite(value):
-        kind = "whole number" if whole else "number"
+    kinds = int if integer else (int, float)
+    is_valid = (
+        isinstance(value, kinds) and not isinstance(value, bool) and at_least <= value <= at_most
+    )
+    if not is_valid or not math.isfinite(value):
+        kind = "whole number" if integer else "number"
         limits = f"{at_least:g} to {at_most:g}" if at_most < math.inf else f"{at_least:g} or more"
         raise PruneError(f"{name}={value!r} must be a {kind}, {limits}")

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process: asking the kernel anew for each tensor is slow on a CPU."""
+"""Keep freed memory in the process: requesting it from the kernel per tensor is slow on a CPU."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import platform
 
 # the parameters of mallopt(3)
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
-PAD = 1 << 28  # bytes that the heap grows by at least
+PAD = 1 << 28  # minimum growth of the heap in bytes
 
 
 def keep_memory() -> bool:
-    """For a process that makes and frees large tensors on a CPU; call it before the first.
+    """For a process that allocates large tensors on a CPU; call it before the first.
 
-    glibc fetches a tensor of many megabytes from the kernel and gives it back at once, so that
-    every page of every activation is mapped and zeroed again (benchmarks/kept_memory.py says what
-    that costs). From here on the process keeps what it has had, its peak. False where there is no
-    glibc, or where the environment has settings of the user's own.
+    glibc requests the memory of a large tensor from the kernel and returns it at once, so that
+    every page of every activation is mapped and zeroed again (benchmarks/kept_memory.py measures
+    the cost). After this call the process keeps its peak memory. False if there is no glibc, or if
+    the environment has the user's own settings.
     """
     if platform.libc_ver()[0] != "glibc" or _chosen_by_user():
         return False
