@@ -27,6 +27,7 @@ check: $(READY)  ## lint, type-check and test the order of imports
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy --config-file mypy-tests.ini
 	$(BIN)/lint-imports
 
 format: $(READY)  ## format the code in place

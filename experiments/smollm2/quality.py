@@ -156,7 +156,8 @@ def draw(rows: list[Row], contexts: list[int], name: str, docs: Path) -> None:
             own = [r for r in rows if r["method"] == method and (r["text"], r["context"]) == key]
             pairs = sorted((100 * r["sparsity"], r["perplexity"] / dense[key]) for r in own)
             if pairs:
-                drawing.line(axis, number, *zip(*pairs, strict=True), method)
+                pruned, ratio = zip(*pairs, strict=True)
+                drawing.line(axis, number, pruned, ratio, method)
         axis.set(xlabel="context pruned, %", ylabel="perplexity / dense")
         cut_off(axis, [r for r in rows if (r["text"], r["context"]) == key], dense[key])
     drawing.legend_above(figure, axes[0])
