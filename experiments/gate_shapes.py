@@ -14,7 +14,7 @@ from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune.methods.interaction import Interaction
 from kvprune.ops.alpha_sigmoid import alpha_sigmoid
-from kvprune.train.schedule import alpha_at
+from kvprune.train.alpha import alpha_at
 
 ALPHAS = (1.0, 1.5, 2.0, 4.0, 8.0)
 BETAS = (0.0, 1.0, 2.0, 4.0)

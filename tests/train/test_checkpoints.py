@@ -5,7 +5,6 @@ import pytest
 import training_runs as runs
 from kvprune import PruneError
 from kvprune.train import checkpoints, last_whole_checkpoint
-from kvprune.train.saves import SETTINGS
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def run(finished, tmp_path):
 def test_nothing_is_left_aside(finished):
     _, folder = finished
     assert sorted(p.name for p in folder.iterdir()) == ["checkpoint-3", "checkpoint-6"]
-    for name in (SETTINGS, "kvprune.safetensors", "model.safetensors", "optimizer.pt"):
+    for name in (checkpoints.SETTINGS, "kvprune.safetensors", "model.safetensors", "optimizer.pt"):
         assert (folder / "checkpoint-6" / name).is_file()
 
 
@@ -48,19 +47,19 @@ def test_a_truncated_file(run, file, caplog):
     assert last_whole_checkpoint(run) == run / "checkpoint-3"
     assert "checkpoint-6" in caplog.text
     assert file in caplog.text
-    with pytest.raises(PruneError, match="not a whole checkpoint"):
-        checkpoints.check_whole(run / "checkpoint-6")
+    with pytest.raises(PruneError, match="not a complete checkpoint"):
+        checkpoints.check_complete(run / "checkpoint-6")
 
 
 def test_a_missing_file(run):
     (run / "checkpoint-6" / "scheduler.pt").unlink()
-    assert checkpoints.what_is_wrong(run / "checkpoint-6") == "scheduler.pt is missing"
+    assert checkpoints.find_damage(run / "checkpoint-6") == "scheduler.pt is missing"
     (run / "checkpoint-3" / "files.json").unlink()
     assert last_whole_checkpoint(run) is None
     made = runs.trainer(run)
-    with pytest.raises(PruneError, match="no whole checkpoint"):
+    with pytest.raises(PruneError, match="no complete checkpoint"):
         made.train(resume_from_checkpoint=True)
-    with pytest.raises(PruneError, match="not a whole checkpoint"):
+    with pytest.raises(PruneError, match="not a complete checkpoint"):
         made.train(resume_from_checkpoint=str(run / "checkpoint-6"))
 
 
@@ -76,12 +75,12 @@ def test_killed_while_writing(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "publish", killed)
     with pytest.raises(KeyboardInterrupt):
         made.train()
-    assert (tmp_path / checkpoints.ASIDE / "checkpoint-4" / "optimizer.pt").exists()
+    assert (tmp_path / checkpoints.STAGING / "checkpoint-4" / "optimizer.pt").exists()
     assert not (tmp_path / "checkpoint-4").exists()
     monkeypatch.undo()
     again = runs.trainer(tmp_path, save_every=2)
     again.train(resume_from_checkpoint=True)
-    assert not (tmp_path / checkpoints.ASIDE).exists()
+    assert not (tmp_path / checkpoints.STAGING).exists()
     assert last_whole_checkpoint(tmp_path) == tmp_path / "checkpoint-6"
 
 

@@ -32,7 +32,7 @@ def launch(folder: Path, settings: dict, *flags: str, resume: bool = False) -> N
         sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
         "--main_process_port", "0", *flags,
-        str(HERE / "launched.py"), str(folder), json.dumps(settings),
+        str(HERE / "worker.py"), str(folder), json.dumps(settings),
         *(["resume"] if resume else []),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": path, "ACCELERATE_USE_CPU": "true"}

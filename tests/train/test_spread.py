@@ -56,7 +56,7 @@ def test_training_does_not_see_the_scale(tmp_path):
 def test_weights_and_rates_have_the_factor(tmp_path):
     made = runs.trainer(tmp_path / "on", of=shrunken(0.01), interaction_lr=0.02, steps=1)
     plain = runs.trainer(tmp_path / "off", of=shrunken(0.01), steps=1, spread=False)
-    factors = made._factors
+    factors = made.rate_factors
     assert factors[0] > 20 * factors[1]
     for ours, theirs, factor in zip(
         made.pruned.interactions, plain.pruned.interactions, factors, strict=True

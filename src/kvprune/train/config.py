@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from kvprune.config import Config, PruningConfig, check_alpha, from_dict, to_dict
 from kvprune.errors import PruneError
-from kvprune.train.schedule import Shape
 from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from transformers import TrainingArguments
 
+Shape = Literal["cosine", "linear", "constant"]
 Tune = Literal["all", "interaction", "lora"]
 
 

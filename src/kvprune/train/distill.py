@@ -1,4 +1,4 @@
-"""KL to the dense model's own predictions, a few rows of the vocabulary at a time."""
+"""KL to the dense model's own predictions, a few rows of logits at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 IGNORE = -100
-# tokens whose vocabulary is in float32 at once: 256 × 50,000 × 4 bytes are 51 MB
+# tokens whose logits are in float32 at the same time: 256 × 50,000 × 4 bytes are 51 MB
 CHUNK = 256
 
 
@@ -22,8 +22,9 @@ def kl_to_teacher(student: Tensor, teacher: Tensor, labels: Tensor, chunk: int =
     """
     predicts = F.pad(labels[:, 1:] != IGNORE, (0, 1))  # (B, T): the last token predicts nothing
     positions = predicts.flatten().nonzero().squeeze(-1).to(student.device)
-    total: Tensor = _ChunkedKL.apply(
-        student.flatten(0, 1), teacher.flatten(0, 1), positions.split(chunk)
+    chunked_kl: Any = _ChunkedKL.apply
+    total: Tensor = chunked_kl(
+        student.flatten(0, 1), teacher.flatten(0, 1), torch.split(positions, chunk)
     )
     return total
 
@@ -38,14 +39,14 @@ class _ChunkedKL(torch.autograd.Function):
     def forward(ctx: Any, student: Tensor, teacher: Tensor, chunks: tuple[Tensor, ...]) -> Tensor:
         total = torch.zeros((), dtype=torch.float32, device=student.device)
         grad = torch.zeros_like(student) if student.requires_grad else None
-        for here in chunks:
-            ours = student[here].float().log_softmax(-1)
-            theirs = teacher[here].float().log_softmax(-1)
-            p = theirs.exp()
-            # a token the teacher rules out (-inf) adds nothing: 0 · log 0 = 0
-            total += (p * (theirs - ours)).where(p > 0, 0.0).sum()
+        for positions in chunks:
+            log_q = student[positions].float().log_softmax(-1)
+            log_p = teacher[positions].float().log_softmax(-1)
+            p = log_p.exp()
+            # a token that the teacher excludes (-inf) adds nothing: 0 · log 0 = 0
+            total += (p * (log_p - log_q)).where(p > 0, 0.0).sum()
             if grad is not None:
-                grad[here] = (ours.exp() - p).to(grad.dtype)
+                grad[positions] = (log_q.exp() - p).to(grad.dtype)
         ctx.save_for_backward(grad)
         return total
 
@@ -57,5 +58,7 @@ class _ChunkedKL(torch.autograd.Function):
 
 def frozen_copy(model: PreTrainedModel) -> PreTrainedModel:
     """The model as it is now, for a run that is about to change it."""
-    teacher = copy.deepcopy(model).eval()
-    return teacher.requires_grad_(False)
+    teacher = copy.deepcopy(model)
+    torch.nn.Module.eval(teacher)
+    torch.nn.Module.requires_grad_(teacher, False)
+    return teacher

@@ -17,10 +17,8 @@ from kvprune.train.config import TrainConfig
 PARTS = ("model", "start", "data", "method", "train")
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 reads 1e-4 as a word, and wants 1.0e-4 for the number; everybody writes 1e-4."""
-
-
+# YAML 1.1 reads 1e-4 as a string and wants 1.0e-4 for the number; everybody writes 1e-4
+_Loader: Any = type("_Loader", (yaml.SafeLoader,), {})
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
 )

@@ -1,57 +1,72 @@
-"""Hugging Face's Trainer with a gate to teach: two losses, a rising α, two learning rates."""
+"""Hugging Face's Trainer, with a gate to train. What it adds is in parts, one per file.
+
+prepare       attach pruning and LoRA, scale the interaction weights, freeze the rest
+loss          language + distillation + sparsity
+alpha         the schedule of α, a callback
+gamma         the control of γ, a callback
+evaluation    soft and hard perplexity and sparsity; the probe, a callback
+metrics       what is logged, a callback
+parameters    learning rates
+checkpoints   atomic checkpoints
+"""
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import time
-from dataclasses import replace
+import shutil
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import (
     PreTrainedModel,
     PrinterCallback,
     ProgressCallback,
-    TrainerCallback,
+    Trainer,
     TrainingArguments,
     default_data_collator,
     set_seed,
 )
-from transformers.trainer_utils import EvalLoopOutput
+from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from kvprune.adapters import lora
 from kvprune.adapters.dense import as_base_model
+from kvprune.adapters.load import fill
+from kvprune.adapters.save import describe_base, save
+from kvprune.adapters.saved_file import FILE
 from kvprune.errors import PruneError
-from kvprune.integration.handle import Pruned, attach
-from kvprune.train import distill, spread
+from kvprune.integration.handle import Pruned, Sparsity
+from kvprune.train import checkpoints
+from kvprune.train.alpha import AlphaSchedule
+from kvprune.train.card import model_card
 from kvprune.train.config import TrainConfig
-from kvprune.train.control import Control, adapted
-from kvprune.train.measuring import MeasuringTrainer
-from kvprune.train.progress import Lines, Progress
-from kvprune.train.rates import rates, split
-from kvprune.train.saves import INTERACTION
-from kvprune.train.schedule import alpha_at
-from kvprune.train.tally import Tally, by_layer
+from kvprune.train.console import LineCallback, ProgressBarCallback
+from kvprune.train.distill import kl_to_teacher
+from kvprune.train.evaluation import Evaluation, SparsityProbe, hard_sparsity, spaced_rows
+from kvprune.train.gamma import GammaControl, GammaState
+from kvprune.train.loss import REMEDY, PruningLoss, count_pairs, next_token_loss
+from kvprune.train.metrics import StepMetrics, sparsity_metrics
+from kvprune.train.parameters import INTERACTION, learning_rates, parameter_groups, rate_metrics
+from kvprune.train.prepare import check_arguments, prepare
+from kvprune.utils.files import write_atomically
 
 log = logging.getLogger(__name__)
 
 
-class PruningTrainer(MeasuringTrainer):
-    """Teach a model to prune, or train a baseline, with everything that Trainer offers.
+class PruningTrainer(Trainer):
+    """Train a model to prune, or a baseline, with everything that Trainer offers.
 
     loss = (1 − distill) · next-token + distill · KL(dense ‖ pruned) + γ · mean keep
 
     `args` is the folder of the run, its other settings then come from `config`; or Hugging Face's
     own TrainingArguments, which then decide on steps, batches, precision and logging. `teacher` is
-    the dense model to distil from; left out, it is the model as it was before training.
+    the dense model to distil from; by default, the model as it was before training.
     """
 
-    # every part of the loss is divided by what the whole step holds
+    # every part of the loss is divided by the totals of the global step
     loss_is_scaled_for_ga = True
 
     def __init__(
@@ -68,15 +83,10 @@ class PruningTrainer(MeasuringTrainer):
         if not isinstance(args, TrainingArguments):
             more = {} if eval_dataset is not None else {"eval_strategy": "no"}
             args = config.arguments(args, **more)
-        _check(args, config, eval_dataset)
+        check_arguments(args, config, eval_dataset)
         set_seed(args.seed)
         self.config = config
-        self.teacher = teacher
-        self.pruned = self._go_on(model) if isinstance(model, Pruned) else self._attach(model)
-        self._factors = self._spread(fresh=self.pruned is not model)
-        self._freeze()
-        self.control_state = Control(config.gamma)
-        self._restart_tally()
+        self.pruned, self.teacher, factors = prepare(model, config, teacher)
         use_cache = self.pruned.model.config.use_cache
         super().__init__(
             self.pruned.model,
@@ -84,86 +94,72 @@ class PruningTrainer(MeasuringTrainer):
             eval_dataset=eval_dataset,
             **{"data_collator": default_data_collator, **kwargs},
         )
-        # every pass here says use_cache=False itself, and the saved config should not
+        # every pass here is given use_cache=False, which the saved config should not be
         self.pruned.model.config.use_cache = use_cache
-        # Trainer knows this of some causal models only; of GPT-2, say, it would count a label too
-        # many in each row and make the loss that much smaller
+        # Trainer knows this of some causal models only; for GPT-2, say, it would count one label
+        # too many per row and make the loss smaller
         self._loss_shifts_labels = True
         if not self.model_accepts_loss_kwargs:
-            # such a model would take the mean over each batch, whatever the step holds
-            self.compute_loss_func = _next_token_loss
+            self.compute_loss_func = next_token_loss
         if self.is_fsdp_enabled:
-            for layer in self.pruned.layers:
-                if layer.interaction is not None:
-                    layer.interaction.beta_as_vector()
+            for interaction in self.pruned.interactions:
+                interaction.beta_as_vector()  # type: ignore[operator]
         if self.teacher is not None:
             nn.Module.to(self.teacher, args.device)
-        self._factors = self._agreed(self._factors)
-        self.add_callback(_Pace(self))
-        for theirs, ours in ((ProgressCallback, Progress), (PrinterCallback, Lines)):
-            if self.pop_callback(theirs) is not None:
-                self.add_callback(ours)
+        self.rate_factors = self._from_first_process(factors)
+        self._add_parts()
 
-    def _attach(self, model: PreTrainedModel) -> Pruned:
-        config = self.config
-        if advice := config.method.start_advice(self.alpha_of(0.0)):
-            log.warning(advice)
-        if config.distill and config.tune == "all" and self.teacher is None:
-            self.teacher = distill.frozen_copy(model)
-        if config.tune == "lora":
-            lora.add(model, config.lora_rank, config.lora_alpha)
-        return attach(model, config.method)
-
-    def _go_on(self, pruned: Pruned) -> Pruned:
-        config = self.config
-        if pruned.config != config.method:
-            raise PruneError(f"the model has {pruned.config}, but method is {config.method}")
-        if config.tune == "lora" and not lora.has_lora(pruned.model):
-            raise PruneError("LoRA has to be there before pruning; pass the plain model")
-        if config.distill and config.tune == "all" and self.teacher is None:
-            raise PruneError("pass teacher=: this model may be far from its dense self by now")
-        return pruned
-
-    def _spread(self, fresh: bool) -> Tensor:
-        """How much larger than usual each layer's interaction weights and their steps are: (L,)."""
-        if not (self.config.prunes and self.config.spread):
-            return torch.ones(len(self.pruned.layers))
-        factors = spread.factors(self.pruned)
-        if fresh:
-            spread.scale(self.pruned, factors)
-        return factors
-
-    def _freeze(self) -> None:
-        tune = self.config.tune
-        for name, parameter in self.pruned.model.named_parameters():
-            learns = tune == "all" or INTERACTION in name or (tune == "lora" and ".lora_" in name)
-            parameter.requires_grad_(learns and parameter.is_floating_point())
+    def _add_parts(self) -> None:
+        config, accelerator = self.config, self.accelerator
+        self.loss = PruningLoss(config.distill)
+        self.evaluation = Evaluation(self.pruned, accelerator.gather_for_metrics)
+        self.checkpoints = checkpoints.CheckpointWriter(
+            self.args.should_save, accelerator.wait_for_everyone
+        )
+        self.alpha = AlphaSchedule(self.pruned, config)
+        self.metrics = StepMetrics()
+        self.probe = SparsityProbe(self._measure_sparsity, config.probe_every)
+        self.gamma = GammaControl(
+            config.gamma, config.target_sparsity, self.probe, self._from_first_process
+        )
+        self.add_callback(self.alpha)
+        self.add_callback(self.metrics)
+        if config.prunes and self.eval_dataset is not None:
+            self.add_callback(self.probe)
+            self.add_callback(self.gamma)
+        for default, callback in (
+            (ProgressCallback, ProgressBarCallback),
+            (PrinterCallback, LineCallback),
+        ):
+            if self.pop_callback(default) is not None:
+                self.add_callback(callback)
 
     @property
-    def progress(self) -> float:
-        return self.state.global_step / max(self.state.max_steps, 1)
+    def folder(self) -> Path:
+        return Path(self.args.output_dir or ".")
 
-    @property
-    def gamma(self) -> float:
-        if not self.config.prunes:
-            return 0.0
-        return self.control_state.gamma if self.config.target_sparsity else self.config.gamma
+    def _from_first_process(self, numbers: Tensor) -> Tensor:
+        """The first process's numbers, on all of them."""
+        gathered: Tensor = self.accelerator.gather(numbers.to(self.args.device)[None])
+        return gathered[0].cpu()
 
-    def alpha_of(self, progress: float) -> float:
-        c = self.config
-        done = progress / c.alpha_share if c.alpha_share else 1.0
-        return alpha_at(done, c.alpha_start, c.alpha_end, c.alpha_schedule)
+    # ---- one step
 
-    def set_alpha(self) -> None:
-        self.pruned.alpha = self.alpha_of(self.progress)
-
-    # ---- the loss
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        is_new = self.optimizer is None
+        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
+        if is_new:
+            rates = learning_rates(
+                model or self.pruned.model, self.pruned, self.rate_factors, self.config
+            )
+            optimizer.param_groups = list(parameter_groups(optimizer, rates))
+        return optimizer
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         batches, items = super().get_batch_samples(*args, **kwargs)
-        pairs = torch.as_tensor(sum(_pairs(batch) for batch in batches), device=self.args.device)
+        pairs = torch.as_tensor(sum(map(count_pairs, batches)), device=self.args.device)
         self._pairs_in_step = self.accelerator.gather(pairs.reshape(1)).sum()
-        self.tally.tokens += sum(batch["input_ids"].numel() for batch in batches)
+        self.metrics.tokens += sum(batch["input_ids"].numel() for batch in batches)
         return batches, items
 
     def compute_loss(
@@ -174,170 +170,232 @@ class PruningTrainer(MeasuringTrainer):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         inputs = {**inputs, "use_cache": False}
+        labels = inputs.get("labels")
         if not model.training:
-            return self._evaluation_loss(model, inputs, return_outputs, num_items_in_batch)
-        labels = inputs["labels"]
+            loss, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
+            if labels is not None:
+                self.evaluation.add(outputs["logits"], labels)
+            return (loss, outputs) if return_outputs else loss
         teacher = self._teacher_logits(model, inputs) if self.config.distill else None
-        # a mean over the step's labels on all devices, times the devices, as DDP takes their mean
+        # Trainer takes the mean over the labels of the global step, times the number of devices,
+        # as DDP averages over them; the other parts do the same
         language, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
         devices = self.accelerator.num_processes
-        parts = {"loss_next_token": language}
+        kl = None
         if teacher is not None:
-            share = self.config.distill
-            kl = distill.kl_to_teacher(outputs["logits"], teacher, labels)
-            parts["loss_kl"] = kl * devices / num_items_in_batch
-            language = (1 - share) * language + share * parts["loss_kl"]
-        keep = self.pruned.keep_by_layer() * (_pairs(inputs) * devices / self._pairs_in_step)
-        parts |= {"loss_language": language, "loss_sparsity": self.gamma * keep.mean()}
-        loss = language + parts["loss_sparsity"] if self.config.prunes else language
-        self._refuse_nan(loss, parts)
-        self.tally.add({**parts, "keep": keep})
+            total = kl_to_teacher(outputs["logits"], teacher, inputs["labels"])
+            kl = total * devices / num_items_in_batch
+        pairs = count_pairs(inputs)
+        keep = self.pruned.keep_by_layer() * (pairs * devices / self._pairs_in_step)
+        gamma = self.gamma.value if self.config.prunes else None
+        loss, parts = self.loss(language, kl, keep, gamma)
+        if not loss.isfinite():
+            numbers = ", ".join(f"{name} {part.item():.4g}" for name, part in parts.items())
+            raise self._stopped(f"the loss is {loss.item()} ({numbers})")
+        self.metrics.add({**parts, "keep": keep})
         return (loss, outputs) if return_outputs else loss
 
     @torch.no_grad()
     def _teacher_logits(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        asked = {name: value for name, value in inputs.items() if name != "labels"}
-        if self.teacher is not None:
+        inputs = {name: value for name, value in inputs.items() if name != "labels"}
+        if self.teacher is None:
+            with as_base_model(self.pruned):
+                logits: Tensor = model(**inputs)["logits"]
+        else:
             with self.accelerator.autocast():
-                logits: Tensor = self.teacher(**asked).logits
-            return logits
-        with as_base_model(self.pruned):
-            logits = model(**asked)["logits"]
+                logits = self.teacher(**inputs).logits
         return logits
 
-    def _refuse_nan(self, loss: Tensor, parts: dict[str, Tensor]) -> None:
-        if not loss.isfinite():
-            numbers = ", ".join(f"{name} {part.item():.4g}" for name, part in parts.items())
-            raise PruneError(f"{self._where()}: the loss is {loss.item()} ({numbers}). {REMEDY}")
-
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        trainer: Any = super()
+        norm = trainer._get_grad_norm(model, grad_norm=grad_norm)
         scaled = getattr(self.accelerator, "scaler", None) is not None
         if not scaled and not torch.as_tensor(norm).isfinite():
-            raise PruneError(f"{self._where()}: the gradient's norm is {float(norm)}. {REMEDY}")
+            raise self._stopped(f"the gradient's norm is {float(norm)}")
         return norm
 
-    def _where(self) -> str:
-        gate = f" (α = {self.pruned.alpha:.4g}, γ = {self.gamma:.4g})" if self.config.prunes else ""
-        return f"training stopped at step {self.state.global_step}{gate}"
+    def _stopped(self, reason: str) -> PruneError:
+        gate = ""
+        if self.config.prunes:
+            gate = f" (α = {self.pruned.alpha:.4g}, γ = {self.gamma.value:.4g})"
+        step = self.state.global_step
+        return PruneError(f"training stopped at step {step}{gate}: {reason}. {REMEDY}")
 
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        fresh = self.optimizer is None
-        optimizer: torch.optim.Optimizer = super().create_optimizer(model)
-        if fresh:
-            named = model or self.pruned.model
-            found = rates(named, self.pruned.layers, self._factors, self.config)
-            optimizer.param_groups = list(split(optimizer, found))
-        return optimizer
+    # ---- measurements and log
 
-    # ---- the pace
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Once with the current gate and once with the hard one, whose loss is `eval_loss`."""
+        loop = partial(
+            super().evaluation_loop,
+            dataloader,
+            description,
+            prediction_loss_only,
+            ignore_keys,
+            metric_key_prefix,
+        )
+        both = self.config.prunes and description == "Evaluation"
+        self.alpha.apply(self.state)
+        with self.metrics.paused():
+            return self.evaluation.run(
+                loop, ("soft", "hard") if both else ("hard",), metric_key_prefix
+            )
 
-    def probe_and_adapt(self) -> None:
-        if self.eval_dataset is None or not self.config.prunes:
-            return
-        self.probe()
-        target = self.config.target_sparsity
-        if target is not None:
-            assert self.hard is not None
-            state = adapted(self.control_state, self.hard.total, target, self.progress)
-            # processes whose rounding differs must not drift apart
-            gamma = self._agreed(torch.tensor([state.gamma], dtype=torch.float64))
-            self.control_state = replace(state, gamma=float(gamma))
+    def _measure_sparsity(self) -> Sparsity:
+        rows = spaced_rows(self.eval_dataset, self.config.probe_rows)
+        batch = self._prepare_inputs(self.data_collator(rows))
+        batch = {name: batch[name] for name in ("input_ids", "attention_mask") if name in batch}
+        # under FSDP this is the wrapper, which gathers the shards
+        return hard_sparsity(self.model or self.pruned.model, self.pruned, batch)
 
-    def _agreed(self, numbers: Tensor) -> Tensor:
-        """What the first process says, on all of them."""
-        everybody = self.accelerator.gather(numbers.to(self.args.device)[None])
-        return everybody[0].cpu()
-
-    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
-        self.set_alpha()
-        started = time.perf_counter()
-        try:
-            return super().evaluation_loop(*args, **kwargs)
-        finally:
-            self.seconds_off += time.perf_counter() - started
-
-    # ---- the log
-
-    def _restart_tally(self) -> None:
-        self.tally, self.seconds_off = Tally(), 0.0
+    def last_evaluation(self, at_least: int = 0) -> dict[str, float] | None:
+        """The metrics of the newest evaluation, unless it is from before step `at_least`."""
+        for entry in reversed(self.state.log_history):
+            if "eval_loss" in entry and entry["step"] >= at_least:
+                return entry
+        return None
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if "loss" in logs and self.tally.sums:
-            logs |= self._training_numbers()
+        if "loss" in logs and self.metrics.sums:
+            logs |= self._training_metrics()
+            self.metrics.reset()
         super().log(logs, start_time)
 
-    def _training_numbers(self) -> dict[str, float]:
-        """Means over the steps since the last log, and the switches as they stand."""
-        means = self.tally.means(partial(self.accelerator.reduce, reduction="mean"))
+    def _training_metrics(self) -> dict[str, float]:
+        """Means over the steps since the last log, and the current settings of the gate."""
+        means = self.metrics.means(partial(self.accelerator.reduce, reduction="mean"))
         keep = means.pop("keep").cpu()
-        if not self.config.prunes:
-            del means["loss_sparsity"]
-        numbers = {name: float(mean) for name, mean in means.items()}
-        numbers |= by_layer("soft" if self.config.prunes else "hard", 1 - keep)
-        if self.hard is not None:
-            numbers |= by_layer("hard", self.hard.per_layer)
+        values = {name: float(mean) for name, mean in means.items()}
+        values |= sparsity_metrics("soft" if self.config.prunes else "hard", 1 - keep)
+        if self.probe.sparsity is not None:
+            values |= sparsity_metrics("hard", self.probe.sparsity.per_layer)
         if self.config.prunes:
-            numbers |= {"alpha": self.pruned.alpha, "gamma": self.gamma}
-        for group in self.optimizer.param_groups if self.optimizer else []:
-            # those of single layers follow that of the whole
-            if group["name"] in ("interaction", "base"):
-                numbers[f"lr_{group['name']}"] = float(group["lr"])
-        own = self.tally.tokens_per_second(self.seconds_off)
-        numbers["tokens_per_second"] = own * self.accelerator.num_processes
-        self._restart_tally()
-        return numbers
+            values |= {"alpha": self.pruned.alpha, "gamma": self.gamma.value}
+        values |= rate_metrics(self.optimizer)
+        speed = self.metrics.tokens_per_second() * self.accelerator.num_processes
+        return values | {"tokens_per_second": speed}
 
+    # ---- checkpoints
 
-REMEDY = (
-    "Nothing of this step was kept: resume from the last checkpoint with a lower interaction_lr "
-    "or base_lr, a max_grad_norm of 1 or less, or without bf16; if it comes back at the same step, "
-    "look at that batch"
-)
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
+        """As Trainer's; True resumes from the newest complete checkpoint."""
+        found = checkpoints.find_checkpoint(self.folder, resume_from_checkpoint)
+        return super().train(str(found) if found else None, trial, ignore_keys_for_eval)
 
+    def _get_output_dir(self, trial: Any) -> str:
+        return str(self.checkpoints.staging or super()._get_output_dir(trial))
 
-class _Pace(TrainerCallback):
-    """What happens at every step: α before it, a probe after some."""
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        run = Path(super()._get_output_dir(trial))
+        name = f"checkpoint-{self.state.global_step}"
+        with self.metrics.paused():
+            with self.checkpoints.write(run, name) as staged:
+                super()._save_checkpoint(model, trial)
+                best = self.state.best_model_checkpoint
+                if best is not None and Path(best).parent == staged.parent:
+                    self.state.best_model_checkpoint = str(run / Path(best).name)
+                if self.args.should_save:
+                    checkpoints.write_settings(
+                        staged, self.config.to_dict(), asdict(self.gamma.state)
+                    )
+                    self.state.save_to_json(str(staged / "trainer_state.json"))
+            if self.args.should_save:
+                rotate_checkpoints(
+                    output_dir=str(run),
+                    save_total_limit=self.args.save_total_limit,
+                    best_model_checkpoint=self.state.best_model_checkpoint,
+                    use_mtime=True,
+                )
+            self.accelerator.wait_for_everyone()
 
-    def __init__(self, trainer: PruningTrainer):
-        self.trainer = trainer
+    def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
+        config, gamma = checkpoints.read_settings(Path(checkpoint))
+        self.gamma.state = GammaState(**gamma)
+        current = self.config.to_dict()
+        for name, value in config.items():
+            if current.get(name) != value:
+                log.warning(
+                    "%s was %s when the run began and is now %s", name, value, current[name]
+                )
+        if self.is_fsdp_enabled or self.config.tune == "all":
+            super()._load_from_checkpoint(checkpoint, model)
+        if not self.is_fsdp_enabled:
+            fill(self.pruned, checkpoint)
 
-    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        self.trainer.set_alpha()
+    def _load_best_model(self) -> None:
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))
 
-    def on_step_end(self, args: Any, state: Any, *more: Any, **kwargs: Any) -> None:
-        self.trainer.tally.steps += 1
-        if state.global_step % self.trainer.config.probe_every == 0:
-            self.trainer.probe_and_adapt()
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Interaction weights have a file of their own, tied weights another name."""
+        tied = set(self.pruned.model.all_tied_weights_keys)
+        missing = [k for k in load_result.missing_keys if INTERACTION not in k and k not in tied]
+        if missing or load_result.unexpected_keys:
+            raise PruneError(
+                f"the checkpoint is of another model: missing {missing}, "
+                f"unexpected {load_result.unexpected_keys}"
+            )
 
+    # ---- results: see kvprune.adapters.saved_file for the files in each kind of folder
 
-def _check(args: TrainingArguments, config: TrainConfig, eval_dataset: Any) -> None:
-    if importlib.util.find_spec("accelerate") is None:
-        raise PruneError("training needs the package accelerate: pip install 'kvprune[train]'")
-    if args.n_gpu > 1:
-        raise PruneError(
-            f"one process would drive {args.n_gpu} GPUs with DataParallel, which copies the model "
-            f"at each step and loses its gates; start with `accelerate launch`, or show it one GPU "
-            f"with CUDA_VISIBLE_DEVICES=0"
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """As Trainer's; but the complete model also where FSDP would only write shards."""
+        plugin = getattr(self.accelerator.state, "fsdp_plugin", None)
+        sharded = plugin is not None and "FULL_STATE_DICT" not in str(plugin.state_dict_type)
+        if sharded and not _internal_call:
+            state = self.accelerator.get_state_dict(self.model)
+            if self.args.should_save:
+                self._save(output_dir, state)
+        super().save_model(output_dir, _internal_call)
+
+    def _save(
+        self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None
+    ) -> None:
+        folder = Path(output_dir) if output_dir else self.folder
+        if self.config.tune == "all":
+            state = self.pruned.model.state_dict() if state_dict is None else state_dict
+            super()._save(str(folder), {n: t for n, t in state.items() if INTERACTION not in n})
+        elif self.processing_class is not None:
+            self.processing_class.save_pretrained(str(folder))
+        # last, so that a folder with this file is complete
+        save(self.pruned, folder, state_dict)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Write README.md into the run's folder, as push_to_hub does.
+
+        Of Trainer's own arguments: language, license, model_name, finetuned_from, and dataset, the
+        names of the data. `settings` is anything else that the card should record.
+        """
+        if not self.is_world_process_zero():
+            return
+        data = kwargs.get("dataset") or []
+        card = model_card(
+            self.config,
+            name=self.args.hub_model_id or kwargs.get("model_name") or self.folder.name,
+            base=kwargs.get("finetuned_from") or describe_base(self.pruned.model)["name"],
+            data=[data] if isinstance(data, str) else data,
+            measured=self.last_evaluation(),
+            settings=kwargs.get("settings"),
+            steps=self.state.global_step,
+            language=kwargs.get("language"),
+            license=kwargs.get("license"),
         )
-    if config.target_sparsity is not None and eval_dataset is None:
-        raise PruneError(
-            "target_sparsity needs an evaluation text to measure sparsity on; pass eval_dataset"
-        )
+        write_atomically(self.folder / "README.md", card.encode())
 
-
-def _pairs(batch: dict[str, Any]) -> Any:
-    """How many pairs of a token and an earlier one a batch holds; pads do not count."""
-    rows, length = batch["input_ids"].shape
-    mask = batch.get("attention_mask")
-    if mask is None:
-        return rows * length * (length - 1) // 2
-    real = mask.sum(-1)
-    return (real * (real - 1) // 2).sum()
-
-
-def _next_token_loss(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
-    logits = outputs["logits"][:, :-1].float().flatten(0, 1)
-    want = labels[:, 1:].flatten().to(logits.device)
-    total = F.cross_entropy(logits, want, ignore_index=distill.IGNORE, reduction="sum")
-    return total / num_items_in_batch
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Trainer copies the files that it knows into the folder that it pushes; add ours."""
+        if self.is_world_process_zero():
+            for name in (FILE, lora.CONFIG, lora.WEIGHTS):
+                if (Path(checkpoint_folder) / name).is_file():
+                    shutil.copy(Path(checkpoint_folder) / name, self.folder / name)
+        super()._push_from_checkpoint(checkpoint_folder)

@@ -6,19 +6,19 @@ import random
 import pytest
 
 import training_runs as runs
-from kvprune.train.control import LEAST, MOST, Control, adapted, log_odds
+from kvprune.train.gamma import MAX_GAMMA, MIN_GAMMA, GammaState, log_odds, next_state
 
 
 def simulate(target, slope, center, lag, updates, start=0.0, noise=0.005):
     """A model whose log-odds of sparsity follow slope · (log γ − center), the later the slower."""
     draws = random.Random(0)
-    state, sparsity, most = Control(0.3), start, 0.0
+    state, sparsity, most = GammaState(0.3), start, 0.0
     for i in range(1, updates + 1):
         settled = 1 / (1 + math.exp(-slope * (math.log(state.gamma) - center)))
         slower = lag * (1 + 2 * (i / updates) ** 2)
         sparsity += (settled - sparsity) * (1 - math.exp(-1 / (updates * slower)))
         most = max(most, sparsity)
-        state = adapted(state, sparsity + draws.gauss(0, noise), target, i / updates)
+        state = next_state(state, sparsity + draws.gauss(0, noise), target, i / updates)
     return sparsity, most
 
 
@@ -36,31 +36,31 @@ def test_settles_on_the_target(target, slope, center, lag, updates, start):
 
 
 def test_more_for_less():
-    state = Control(0.3, start=0.5, progress=0.5)
-    assert adapted(state, 0.5, 0.8, 0.51).gamma > 0.3
-    assert adapted(state, 0.9, 0.8, 0.51).gamma < 0.3
-    settled = Control(0.3, start=0.5, progress=0.5, error=0.0)
-    assert adapted(settled, 0.8, 0.8, 0.51).gamma == pytest.approx(0.3)
+    state = GammaState(0.3, start=0.5, progress=0.5)
+    assert next_state(state, 0.5, 0.8, 0.51).gamma > 0.3
+    assert next_state(state, 0.9, 0.8, 0.51).gamma < 0.3
+    settled = GammaState(0.3, start=0.5, progress=0.5, error=0.0)
+    assert next_state(settled, 0.8, 0.8, 0.51).gamma == pytest.approx(0.3)
 
 
 def test_the_first_measurement_is_where_it_starts():
-    state = adapted(Control(0.3), 0.55, 0.8, 0.01)
+    state = next_state(GammaState(0.3), 0.55, 0.8, 0.01)
     assert state.start == 0.55
     assert abs(state.error) < 0.05
-    assert adapted(state, 0.7, 0.8, 0.02).start == 0.55
+    assert next_state(state, 0.7, 0.8, 0.02).start == 0.55
 
 
 def test_gamma_has_limits_and_comes_back_from_them():
-    state = Control(0.3)
+    state = GammaState(0.3)
     for i in range(1, 101):
-        state = adapted(state, 0.0, 0.9, i / 200)
-    assert state.gamma == MOST
+        state = next_state(state, 0.0, 0.9, i / 200)
+    assert state.gamma == MAX_GAMMA
     for i in range(101, 121):
-        state = adapted(state, 1.0, 0.9, i / 200)
-    assert state.gamma < MOST / 10
+        state = next_state(state, 1.0, 0.9, i / 200)
+    assert state.gamma < MAX_GAMMA / 10
     for i in range(121, 201):
-        state = adapted(state, 1.0, 0.9, i / 200)
-    assert state.gamma == LEAST
+        state = next_state(state, 1.0, 0.9, i / 200)
+    assert state.gamma == MIN_GAMMA
     assert math.isfinite(log_odds(0.0))
     assert math.isfinite(log_odds(1.0))
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from kvprune import PruneError
-from kvprune.train.schedule import alpha_at
+from kvprune.train.alpha import alpha_at
 
 
 @pytest.mark.parametrize("shape", ["cosine", "linear"])

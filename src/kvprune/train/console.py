@@ -26,7 +26,7 @@ ON_A_LINE = {
 }
 
 
-class Progress(ProgressCallback):
+class ProgressBarCallback(ProgressCallback):
     """Hugging Face's progress bar with lines that people read; stdout is for results."""
 
     def on_log(
@@ -41,7 +41,7 @@ class Progress(ProgressCallback):
             self.training_bar.write(text, file=sys.stderr)
 
 
-class Lines(TrainerCallback):
+class LineCallback(TrainerCallback):
     """The same where bars are switched off."""
 
     def on_log(
