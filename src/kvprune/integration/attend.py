@@ -123,7 +123,7 @@ def decode(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer)
         # with every gate open no score is low enough, but k_int is stored all the same
         votes = Votes(ballot.q_int[:, 0], ballot.k_int[:, 0], ballot.beta, KEEP_ALL)
     below = run.dropped.get(number - 1) if method.ties_layers else None
-    votes, also_drop = method.decode(Step(table.get(), now, votes, below))
+    votes, also_drop = method.decode(Step(table, now, votes, below))
     new = NewToken(
         call.query, call.key, call.value, now, timeline.active, method.new_columns(call.key)
     )

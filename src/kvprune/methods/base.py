@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from kvprune.methods.interaction import Ballot, Interaction
     from kvprune.ops.decode import Votes
-    from kvprune.ops.decode.table import Slots, Table
+    from kvprune.ops.decode.table import Table
     from kvprune.ops.form import AttentionForm
     from kvprune.ops.gate import Gate
     from kvprune.ops.timeline import Protection, Timeline
@@ -44,7 +44,7 @@ class Reading(NamedTuple):
 class Step(NamedTuple):
     """One new token per row in one layer, before it attends."""
 
-    slots: Slots
+    table: Table  # what the layer holds
     now: Tensor  # (B,), the number of the new token
     votes: Votes | None  # what the new token brings to a vote; as it is, it drops nothing
     below: Tensor | None  # (B, S), tokens that the layer below dropped in this step; -1 for none
