@@ -43,7 +43,8 @@ def named_paths(text: str) -> list[str]:
     """`src/kvprune/x.py`, `experiments/x.py`; within the package or its tests `ops/x.py`."""
     quoted = re.findall(r"`((?:[\w*.-]+/)+[\w*.-]+\.(?:py|md|yaml|json|ipynb)|\w+\.py)`", text)
     commands = re.findall(r"python ((?:experiments|benchmarks|scripts|examples)/[\w/]+\.py)", text)
-    return sorted({*quoted, *commands})
+    modules = re.findall(r"python -m (experiments(?:\.\w+)+)", text)
+    return sorted({*quoted, *commands, *(f"{name.replace('.', '/')}.py" for name in modules)})
 
 
 def exists(name: str, folder: Path) -> bool:
