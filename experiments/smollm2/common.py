@@ -26,7 +26,7 @@ from kvprune.utils.quiet import quiet
 from kvprune.version import __version__
 
 DENSE, OURS = "dense", "ours"
-POLICIES = ("streaming", "tova", "h2o", "local")
+POLICIES = ("streaming", "tova", "h2o", "snapkv", "keynorm", "local")
 METHODS = (DENSE, OURS, *POLICIES)
 Row = dict[str, Any]
 

@@ -6,7 +6,9 @@ Dense, ours, and policies without training with as many slots as ours holds at t
 over layers. At context n every text is read in windows of n tokens that overlap by half, and tokens
 with a context of n/2 to n count: the same tokens for each method and for each n. A policy holds its
 budget from there on, ours fewer tokens earlier in the window: the comparison favours the policies.
-TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py).
+TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py). SnapKV
+reads parts of 64 tokens through its cache and is cut to the budget after each: it sees up to 63
+tokens more.
 It goes on where it stopped; rows in docs/results/smollm2.json, or another --name.
 """
 
@@ -106,14 +108,21 @@ def held(rows: list[Row]) -> float:
 
 
 def measured(pruned: Pruned, windows: Windows, dense_logits: DenseLogits) -> list[Row]:
+    path = "cached" if pruned.config.cuts_prompts else "full"
     at = perplexity(
-        pruned, windows, [windows.length], dense="open", dense_logits=dense_logits,
+        pruned, windows, [windows.length], dense="open", dense_logits=dense_logits, path=path,
+        chunk=part_of(windows.length),
         batch=max(1, AT_ONCE // windows.length), progress=False,
     )[0]  # fmt: skip
     return [{
         "sparsity": at.sparsity, "perplexity": at.perplexity, "kl": at.kl, "match": at.same,
         "dense_perplexity": at.dense_perplexity, "counted": at.tokens,
     }]  # fmt: skip
+
+
+def part_of(context: int) -> int:
+    """How many tokens SnapKV reads before it is cut to its budget."""
+    return min(64, context // 8)
 
 
 def line(row: Row) -> str:

@@ -95,6 +95,16 @@ def test_the_cached_path_gives_the_same(config, chunk):
     assert_same(cached, full, rel=1e-5, abs=1e-5)
 
 
+def test_a_method_that_cuts_prompts_reads_in_parts():
+    pruned = kvprune.attach(zoo.make("llama"), kvprune.SnapKVConfig(budget=8, window=3))
+    ids = random_ids(2, 40)
+    with pytest.raises(PruneError, match="snapkv drops at the end of what it reads"):
+        perplexity(pruned, ids)
+    whole = perplexity(pruned, ids, [40], path="cached", chunk=10, progress=False)[0]
+    # the last token sees 8 of the 30 before its part, and 9 of its own part
+    assert whole.sparsity == pytest.approx(22 / 39)
+
+
 def test_an_untouched_model_is_dense():
     model, ids = zoo.make("llama"), random_ids(2, 40)
     model.train()

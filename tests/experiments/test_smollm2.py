@@ -340,13 +340,16 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     assert [row["method"] for row in rows] == [*common.METHODS] * 2
     assert list(rows[0]) == [*quality.COLUMNS]
     for row in rows:
+        if row["method"] == "snapkv" and row["context"] == 32:
+            continue  # its budget and the part that it reads are all of the window
         assert (row["sparsity"] > 0.05) == (row["method"] != "dense"), row
         assert (row["kl"] > 1e-5) == (row["method"] != "dense"), row
     ours = {row["context"]: row["sparsity"] for row in rows if row["method"] == "ours"}
     for row in rows[2:]:
         if row["method"] in common.POLICIES:
-            # to one token of the context
-            assert abs(row["sparsity"] - ours[row["context"]]) <= 1.6 / (row["context"] - 1)
+            # to one token of the context; SnapKV sees all of the part that it reads
+            tokens = 1.6 + (row["method"] == "snapkv") * (quality.part_of(row["context"]) - 1)
+            assert abs(row["sparsity"] - ours[row["context"]]) <= tokens / (row["context"] - 1)
     assert (tmp_path / "docs/figures/smollm2.svg").exists()
     assert "| book | 64 | tova | strong |" in capsys.readouterr().out
 

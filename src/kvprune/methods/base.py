@@ -59,6 +59,7 @@ class Method(ABC):
     learns: ClassVar[bool] = False  # whether it has weights of its own, and so a soft gate
     prunes: ClassVar[bool] = True  # False: every token sees all earlier ones
     watches: ClassVar[bool] = False  # judges by attention weights, so reads token by token
+    cuts_prompts: ClassVar[bool] = False  # drops only when a prompt, or a part of one, is read
     evicts: ClassVar[bool] = False  # has tokens leave after a step, by `evict`
     reversible: ClassVar[bool] = True  # whether tokens can be taken back (assisted decoding)
     adjustable: ClassVar[tuple[str, ...]] = ()  # settings that need no new training

@@ -24,6 +24,7 @@ class SnapKVConfig(Method):
     """
 
     method: ClassVar[str] = "snapkv"
+    cuts_prompts: ClassVar[bool] = True
     reversible: ClassVar[bool] = False
 
     budget: Annotated[int, "how many tokens of the prompt a layer keeps"]

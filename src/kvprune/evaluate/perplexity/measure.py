@@ -75,6 +75,11 @@ def perplexity(
     _check_choices(path, chunk, batch)
     windows = ids if isinstance(ids, Windows) else cut(ids, length, stride, max_windows)
     reader = Reader(model)
+    if path == "full" and reader.pruned is not None and reader.pruned.config.cuts_prompts:
+        raise PruneError(
+            f"{reader.pruned.config.method} drops at the end of what it reads: in one pass over a "
+            f"window it drops nothing that counts; use path='cached'"
+        )
     _check_fits(reader.model, windows)
     beside = None if dense is None else _beside(reader, dense, windows)
     bins = _bins(windows, contexts)
