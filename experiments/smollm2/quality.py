@@ -7,8 +7,8 @@ over layers. At context n every text is read in windows of n tokens that overlap
 with a context of n/2 to n count: the same tokens for each method and for each n. A policy holds its
 budget from there on, ours fewer tokens earlier in the window: the comparison favours the policies.
 TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py). SnapKV
-reads parts of 64 tokens through its cache and is cut to the budget after each: it sees up to 63
-tokens more.
+reads parts of a sixteenth of the window through its cache and is cut to the budget after each: it
+sees up to a part more.
 It goes on where it stopped; rows in docs/results/smollm2.json, or another --name.
 """
 
@@ -122,7 +122,7 @@ def measured(pruned: Pruned, windows: Windows, dense_logits: DenseLogits) -> lis
 
 def part_of(context: int) -> int:
     """How many tokens SnapKV reads before it is cut to its budget."""
-    return min(64, context // 8)
+    return max(2, context // 16)
 
 
 def line(row: Row) -> str:

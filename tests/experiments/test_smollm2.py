@@ -340,9 +340,7 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     assert [row["method"] for row in rows] == [*common.METHODS] * 2
     assert list(rows[0]) == [*quality.COLUMNS]
     for row in rows:
-        if row["method"] == "snapkv" and row["context"] == 32:
-            continue  # its budget and the part that it reads are all of the window
-        assert (row["sparsity"] > 0.05) == (row["method"] != "dense"), row
+        assert (row["sparsity"] > 0.03) == (row["method"] != "dense"), row
         assert (row["kl"] > 1e-5) == (row["method"] != "dense"), row
     ours = {row["context"]: row["sparsity"] for row in rows if row["method"] == "ours"}
     for row in rows[2:]:
