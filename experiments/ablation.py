@@ -1,17 +1,15 @@
-"""Variants of the recipe side by side: what an ablation of the paper asks, at our scale."""
+"""Variants of the recipe compared: an ablation of the paper at our scale."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
-
-PALETTE = ("#2563eb", "#d97706", "#16a34a", "#9333ea", "#dc2626")
+from kvprune.utils import plot
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def run(
                     row = {"variant": variant.label, "gamma": gamma, "seed": seed}
                     row |= {"context": context, "sparsity": sparsity, "perplexity": perplexity}
                     rows.append(row)
-                # both gates on the whole book
+                # both gates on the complete book
                 both = [f"{k}_{gate}" for gate in ("soft", "hard") for k in ("ppl", "sparsity")]
                 rows[-1] |= {name: end[f"eval_{name}"] for name in both}
                 curves[variant.label, gamma, seed] = record["curve"]
@@ -58,11 +56,11 @@ def table(rows: list[dict[str, Any]], gammas: tuple[float, ...]) -> None:
         for gamma in gammas:
             found = [r for r in rows if (r["variant"], r["gamma"]) == (label, gamma)]
             at = [r for r in found if r["context"] == small.LENGTH]
-            whole = [r for r in found if r["context"] == "all"]
+            overall = [r for r in found if r["context"] == "all"]
             cells = [
                 middle([100 * r["sparsity"] for r in at], "{:.1f} ± {:.1f} % at 512"),
-                middle([100 * r["sparsity"] for r in whole], "{:.1f} ± {:.1f} % in all"),
-                middle([r["perplexity"] for r in whole], "perplexity {:.2f} ± {:.2f}"),
+                middle([100 * r["sparsity"] for r in overall], "{:.1f} ± {:.1f} % in all"),
+                middle([r["perplexity"] for r in overall], "perplexity {:.2f} ± {:.2f}"),
             ]
             print(f"{label:24} γ = {gamma:<5}", "  ".join(cells))
 
@@ -79,35 +77,26 @@ def draw(
     curves: dict[tuple[str, float, int], dict[str, list[float]]],
 ) -> None:
     """Left: perplexity against sparsity. Right: language loss and sparsity over training."""
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
-    for variant, colour in zip(variants, PALETTE, strict=False):
-        whole = [r for r in rows if (r["variant"], r["context"]) == (variant.label, "all")]
-        x, y = [100 * r["sparsity"] for r in whole], [r["perplexity"] for r in whole]
-        # a hollow dot a run, a full one the mean over seeds
-        axes[0].plot(x, y, "o", markersize=5, markerfacecolor="none", color=colour, alpha=0.6)
-        at = [[r for r in whole if r["gamma"] == gamma] for gamma in gammas]
+    figure, axes = plot.panels(["Perplexity", "Language loss in training", "Soft sparsity, %"])
+    for number, variant in enumerate(variants, 1):
+        colour = plot.COLOURS[number]
+        overall = [r for r in rows if (r["variant"], r["context"]) == (variant.label, "all")]
+        x, y = [100 * r["sparsity"] for r in overall], [r["perplexity"] for r in overall]
+        # one hollow dot per run; the line goes through the means over seeds
+        axes[0].plot(x, y, "o", markerfacecolor="none", color=colour, alpha=0.6)
+        by_gamma = [[r for r in overall if r["gamma"] == gamma] for gamma in gammas]
         means = [
-            [statistics.mean(scale * r[name] for r in group) for group in at]
-            for name, scale in (("sparsity", 100), ("perplexity", 1))
+            [statistics.mean(scale * r[key] for r in group) for group in by_gamma]
+            for key, scale in (("sparsity", 100), ("perplexity", 1))
         ]
-        axes[0].plot(*means, color=colour, marker="o", markersize=4, linewidth=1.4,
-                     label=variant.label)  # fmt: skip
+        plot.line(axes[0], number, means[0], means[1], variant.label)
         curve = curves[variant.label, gammas[-1], 0]
         share = [step / max(curve["step"]) for step in curve["step"]]
         axes[1].plot(share, curve["loss_language"], color=colour, linewidth=1.2)
         percent = [100 * s for s in curve["sparsity_soft"]]
         axes[2].plot(share, percent, color=colour, linewidth=1.2)
-    labels: list[tuple[str, str, Callable]] = [
-        ("context pruned, %, all contexts", "perplexity, held-out book", axes[0].set),
-        (f"share of the run, γ = {gammas[-1]}", "language loss in training", axes[1].set),
-        (f"share of the run, γ = {gammas[-1]}", "soft sparsity in training, %", axes[2].set),
-    ]
-    for xlabel, ylabel, set_labels in labels:
-        set_labels(xlabel=xlabel, ylabel=ylabel)
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
-    axes[0].legend(frameon=False, fontsize=9)
+    axes[0].set(xlabel="context pruned, %, all contexts", ylabel="perplexity, held-out book")
+    for axis in axes[1:]:
+        axis.set_xlabel(f"share of the run, γ = {gammas[-1]}")
+    plot.legend(axes[0])
     save_figure(figure, name)

@@ -9,12 +9,14 @@ GPT-2 small's width reading random normal inputs, α = 1, as the paper draws it.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune.methods.interaction import Interaction
 from kvprune.ops.alpha_sigmoid import alpha_sigmoid
 from kvprune.train.alpha import alpha_at
+from kvprune.utils import plot
 
 ALPHAS = (1.0, 1.5, 2.0, 4.0, 8.0)
 BETAS = (0.0, 1.0, 2.0, 4.0)
@@ -57,27 +59,29 @@ def keep_by_distance(beta: float) -> dict[int, list[float]]:
     return {d: keep.diagonal(-d).quantile(torch.tensor(QUANTILES)).tolist() for d in DISTANCES}
 
 
-def draw(progress, alphas, x, shapes, reach) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.6), layout="constrained")
+def draw(
+    progress: Tensor,
+    alphas: dict[str, list[float]],
+    x: Tensor,
+    shapes: dict[float, Tensor],
+    reach: dict[float, dict[int, list[float]]],
+) -> None:
+    figure, axes = plot.panels(["α over a run", "The gate", "keep at the start, α = 1"])
     for (name, values), style in zip(alphas.items(), ("-", ":"), strict=True):
-        axes[0].plot(progress, values, style, color="#2563eb", label=name)
+        axes[0].plot(progress, values, style, color=plot.COLOURS[1], label=name)
     axes[0].set(xlabel="share of the run", ylabel="α")
-    colours = plt.get_cmap("viridis")
-    for i, (alpha, y) in enumerate(shapes.items()):
-        axes[1].plot(x, y, color=colours(i / len(shapes)), label=f"α = {alpha:g}")
-    axes[1].plot(x, (x > 0).float(), "--", color="#64748b", linewidth=1, label="α → ∞")
+    for number, (alpha, y) in enumerate(shapes.items()):
+        axes[1].plot(x, y, color=plot.shade(number, len(shapes)), label=f"α = {alpha:g}")
+    axes[1].plot(x, (x > 0).float(), "--", color=plot.COLOURS[0], linewidth=1, label="α → ∞")
     axes[1].set(xlabel="score", ylabel="gate")
-    for i, (beta, by) in enumerate(reach.items()):
+    for number, (beta, by) in enumerate(reach.items()):
         low, middle, high = zip(*by.values(), strict=True)
-        axes[2].plot(list(by), middle, color=colours(i / len(reach)), label=f"β = {beta:g}")
-        axes[2].fill_between(list(by), low, high, color=colours(i / len(reach)), alpha=0.15)
-    axes[2].set(xlabel="distance k − j", ylabel="keep at the start, α = 1", xscale="log")
+        colour = plot.shade(number, len(reach))
+        axes[2].plot(list(by), middle, color=colour, label=f"β = {beta:g}")
+        axes[2].fill_between(list(by), low, high, color=colour, alpha=0.15)
+    axes[2].set(xlabel="distance k − j", ylabel="keep", xscale="log")
     for axis in axes:
-        axis.legend(frameon=False, fontsize=9)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+        plot.legend(axis)
     save_figure(figure, "gate_shapes")
 
 

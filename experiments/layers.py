@@ -15,6 +15,7 @@ import torch
 from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
+from kvprune.utils import plot
 
 GAMMAS = (0.03, 0.1, 0.3, 1.0)
 WINDOWS = 24
@@ -39,27 +40,23 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 3.8), layout="constrained")
+    figure, axes = plot.panels(["Context pruned at 512 tokens, %", "Tokens held, γ = 0.3"], 5.4)
     layers = sorted({row["layer"] for row in rows})
     width = 0.8 / len(GAMMAS)
-    for i, gamma in enumerate(GAMMAS):
-        colour = plt.get_cmap("viridis")(i / len(GAMMAS))
+    for number, gamma in enumerate(GAMMAS):
         shares = [100 * mean(rows, "sparsity", gamma, layer, 512) for layer in layers]
-        places = [layer + (i - 1.5) * width for layer in layers]
+        places = [layer + (number - 1.5) * width for layer in layers]
+        colour = plot.shade(number, len(GAMMAS))
         axes[0].bar(places, shares, width, color=colour, label=f"γ = {gamma}")
-    for i, context in enumerate(small.CONTEXTS):
-        colour = plt.get_cmap("plasma")(i / len(small.CONTEXTS))
+    for number, context in enumerate(small.CONTEXTS):
         kept = [mean(rows, "kept", 0.3, layer, context) for layer in layers]
-        axes[1].plot(layers, kept, marker="o", markersize=4, color=colour, label=f"{context} read")
-    axes[0].set(xlabel="layer", ylabel="context pruned at 512 tokens, %")
-    axes[1].set(xlabel="layer", ylabel="tokens held, γ = 0.3")
+        colour = plot.shade(number, len(small.CONTEXTS))
+        plot.line(axes[1], number, layers, kept, f"{context} read", color=colour)
     for axis in axes:
-        axis.set_xticks(layers)
-        axis.legend(frameon=False, fontsize=9, ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25, axis="y")
+        axis.set(xlabel="layer", xticks=layers)
+        axis.grid(visible=False, axis="x")
+    plot.legend(axes[0], loc="center left", bbox_to_anchor=(1, 0.5))
+    plot.legend(axes[1])
     save_figure(figure, "layers")
 
 

@@ -21,6 +21,7 @@ from transformers import AttentionInterface, DynamicCache, PreTrainedModel
 from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune import PruningConfig, tiny
+from kvprune.utils import plot
 
 SHARES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)  # of the context that is merged away
 WINDOWS = 16
@@ -100,19 +101,15 @@ def merge(keys: Tensor, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(5.5, 3.8), layout="constrained")
-    for method, colour in (("merging", "#dc2626"), ("pruning", "#2563eb")):
-        found = sorted(
-            (100 * r["sparsity"], r["perplexity"]) for r in rows if r["method"] == method
-        )
-        label = {"merging": "merged, not fine-tuned", "pruning": "pruned, fine-tuned"}[method]
-        axis.plot(*zip(*found, strict=True), marker="o", markersize=4, color=colour, label=label)
+    figure, axis = plot.panel()
+    labels = {"pruning": "pruned, fine-tuned", "merging": "merged, not fine-tuned"}
+    for number, (method, label) in enumerate(labels.items(), 1):
+        own = [row for row in rows if row["method"] == method]
+        own.sort(key=lambda row: row["sparsity"])
+        x, y = [100 * row["sparsity"] for row in own], [row["perplexity"] for row in own]
+        plot.line(axis, number, x, y, label)
     axis.set(xlabel="context merged or pruned, %", ylabel="perplexity")
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25, which="both")
-    axis.legend(frameon=False)
+    plot.legend(axis)
     save_figure(figure, "merging")
 
 

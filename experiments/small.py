@@ -35,7 +35,6 @@ RECIPE: dict[str, Any] = {
     "steps": 100, "batch": 4, "warmup": 5, "interaction_lr": 1.5e-3, "base_lr": 3e-4,
     "lr_schedule": "linear", "log_every": 5, "probe_every": 1000,
 }  # fmt: skip
-COLOURS = {"pruning": "#2563eb", "local": "#d97706", "strided": "#16a34a", "dense": "#64748b"}
 CURVE = ("step", "loss_language", "sparsity_soft", "alpha")
 Record = dict[str, Any]
 

@@ -13,6 +13,7 @@ from typing import Any
 from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune import PruningConfig
+from kvprune.utils import plot
 
 GAMMAS = (0.1, 0.3, 1.0)
 THRESHOLDS = (-0.4, -0.2, -0.1, 0.0, 0.1, 0.2, 0.4)
@@ -38,24 +39,22 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(10, 3.8), layout="constrained", sharey=True)
-    for axis, knob in zip(axes, ("threshold", "protect_recent"), strict=True):
-        for i, gamma in enumerate(GAMMAS):
-            found = [r for r in rows if (r["knob"], r["gamma"], r["context"], r["seed"])
-                     == (knob, gamma, "all", 0)]  # fmt: skip
-            x, y = [100 * r["sparsity"] for r in found], [r["perplexity"] for r in found]
-            axis.plot(x, y, marker="o", markersize=4, linewidth=1.3, label=f"γ = {gamma}",
-                      color=plt.get_cmap("viridis")(i / len(GAMMAS)))  # fmt: skip
-            for r, a, b in zip(found, x, y, strict=True):
-                axis.annotate(f"{r['value']:g}", (a, b), fontsize=7, xytext=(3, 3),
-                              textcoords="offset points")  # fmt: skip
-        axis.set(xlabel="context pruned, %, all contexts", title=f"{knob} moved after training")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+    knobs = ("threshold", "protect_recent")
+    figure, axes = plot.panels([f"{knob} moved after training" for knob in knobs], 5.2)
+    for axis, knob in zip(axes, knobs, strict=True):
+        for number, gamma in enumerate(GAMMAS):
+            own = [r for r in rows if (r["knob"], r["gamma"], r["context"], r["seed"])
+                   == (knob, gamma, "all", 0)]  # fmt: skip
+            x, y = [100 * r["sparsity"] for r in own], [r["perplexity"] for r in own]
+            colour = plot.shade(number, len(GAMMAS))
+            plot.line(axis, number, x, y, f"γ = {gamma}", color=colour)
+            for row, a, b in zip(own, x, y, strict=True):
+                axis.annotate(f"{row['value']:g}", (a, b), fontsize=7.5, color=plot.MUTED,
+                              xytext=(3, 3), textcoords="offset points")  # fmt: skip
+        axis.set(xlabel="context pruned, %, all contexts")
+        axis.sharey(axes[0])
     axes[0].set_ylabel("perplexity, held-out book")
-    axes[0].legend(frameon=False)
+    plot.legend(axes[0])
     save_figure(figure, "threshold")
 
 

@@ -20,6 +20,7 @@ from experiments import small
 from experiments.publish import publish, save_figure
 from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig, attach, tiny
 from kvprune.config import Config
+from kvprune.utils import plot
 
 # method and its setting: γ, window, stride
 SETTINGS: list[tuple[str, Any]] = [
@@ -54,55 +55,51 @@ def main() -> None:
 
 
 def config_of(method: str, setting: Any) -> Config:
-    made: Config = {
+    config: Config = {
         "dense": lambda: DenseConfig(),
         "pruning": lambda: PruningConfig(rank=small.RANK),
         "local": lambda: LocalConfig(setting),
         "strided": lambda: StridedConfig(setting),
     }[method]()
-    return made
+    return config
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """A panel a context size, a line a method: means over seeds, bars from least to most."""
-    import matplotlib.pyplot as plt
-
+    """One panel per context size, one line per method: means over seeds, bars from min to max."""
     contexts = [*small.CONTEXTS[1:], "all"]
-    figure, axes = plt.subplots(1, len(contexts), figsize=(13, 3.6), layout="constrained")
+    titles = ["All contexts, 1 to 512" if n == "all" else f"Context {n}" for n in contexts]
+    figure, axes = plot.panels(titles, 3.6, columns=len(contexts))
     for axis, context in zip(axes, contexts, strict=True):
-        for method, colour in small.COLOURS.items():
-            found = means(rows, method, context)
+        for number, method in enumerate(("dense", "pruning", "local", "strided")):
+            points = means(rows, method, context)
+            colour = plot.COLOURS[number]
             if method == "dense":
-                axis.axhline(found[0][1], color=colour, linestyle="--", linewidth=1, label=method)
                 before = means(rows, "before", context)[0][1]
-                axis.axhline(before, color=colour, linestyle=":", linewidth=1, label="not tuned")
+                for y, style, label in ((points[0][1], "--", method), (before, ":", "not tuned")):
+                    axis.axhline(y, color=colour, linestyle=style, linewidth=1.1, label=label)
                 continue
-            x, y, least, most = zip(*found, strict=True)
-            spread = [[b - a for a, b in zip(least, y, strict=True)],
-                      [b - a for a, b in zip(y, most, strict=True)]]  # fmt: skip
-            axis.errorbar([100 * s for s in x], y, spread, color=colour, marker="o", markersize=4,
-                          linewidth=1.4, capsize=2, label=method)  # fmt: skip
-        title = "all contexts, 1 to 512" if context == "all" else f"context {context}"
-        axis.set(title=title, xlabel="context pruned, %")
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(alpha=0.25)
+            x = [100 * sparsity for sparsity, *_ in points]
+            plot.line(axis, number, x, [mean for _, mean, *_ in points], method)
+            for at, (_, _, low, high) in zip(x, points, strict=True):
+                axis.plot([at, at], [low, high], color=colour, linewidth=1)
+        axis.set_xlabel("context pruned, %")
     axes[0].set_ylabel("perplexity, held-out book")
-    axes[0].legend(frameon=False)
+    plot.legend(axes[0])
     save_figure(figure, "tiny_curve")
 
 
 def means(rows: list[dict[str, Any]], method: str, context: Any) -> list[tuple[float, ...]]:
-    """Sparsity, perplexity, and its least and most over seeds, by sparsity."""
+    """Sparsity, mean perplexity, and its minimum and maximum over seeds; sorted by sparsity."""
     groups: dict[Any, list[dict[str, Any]]] = {}
     for row in rows:
         if (row["method"], row["context"]) == (method, context):
             groups.setdefault(row["setting"], []).append(row)
-    made = []
+    points = []
     for group in groups.values():
         values = [row["perplexity"] for row in group]
         sparsity = statistics.mean(row["sparsity"] for row in group)
-        made.append((sparsity, statistics.mean(values), min(values), max(values)))
-    return sorted(made)
+        points.append((sparsity, statistics.mean(values), min(values), max(values)))
+    return sorted(points)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from kvprune import DenseConfig, LocalConfig, PruningConfig, StridedConfig
 from kvprune.config import Config
 from kvprune.evaluate.points import Points
 from kvprune.evaluate.zeroshot.run import HUB, run
-from kvprune.utils.plot import COLOURS, level, line, panels
+from kvprune.utils.plot import COLOURS, legend, level, line, panels
 
 CHANCE = {"winogrande": 0.5, "hellaswag": 0.25, "piqa": 0.5, "lambada": 0.0}
 SETTINGS: list[tuple[str, Config, dict[str, Any]]] = [
@@ -72,7 +72,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
             if method == "dense":
                 level(axis, y[0])
         axis.set(xlabel="context pruned over the samples, %", ylabel="accuracy, %")
-    axes[0].legend(frameon=False, fontsize=8.5)
+    legend(axes[0])
     save_figure(figure, "zero_shot")
 
 
