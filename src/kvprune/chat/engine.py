@@ -1,4 +1,4 @@
-"""Chat: the tokens of a conversation, the cache that has read them, and the answer as it comes."""
+"""Chat: the tokens of a conversation, the cache that has read them, and streamed answers."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# tokens read at once: between two chunks a stop is noticed, and memory stays bounded
+# tokens per forward pass: a stop takes effect between chunks, and memory stays bounded
 CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a conversation stands after an answer."""
+    """The state of a conversation after an answer."""
 
     seen: int  # tokens that the cache has read
-    kept: float  # tokens that a layer holds, mean over layers
+    kept: float  # tokens held per layer, mean over layers
     bytes: int
     dense_bytes: int
     tokens: int = 0  # of the last answer
-    tokens_per_second: float = 0.0  # of writing it; reading is not in it
-    ended: str = ""  # "end": the model was done; "length": no room; "stopped"
+    tokens_per_second: float = 0.0  # of generation only, without reading the prompt
+    ended: str = ""  # "end": by the model itself; "length": at its limit; "stopped"
 
 
 class Chat:
@@ -53,8 +53,8 @@ class Chat:
         for piece in chat.say("Who are you?"):
             print(piece, end="")
 
-    Only what is new of a turn is read. If a template writes earlier turns differently than they
-    were read (some leave out earlier thinking), `tell` hears of it and the cache starts anew.
+    Only the new part of each turn is read. If a template writes earlier turns differently than they
+    were read (some omit earlier thinking), `tell` gets a message and the cache is rebuilt.
     """
 
     def __init__(
@@ -91,19 +91,19 @@ class Chat:
         """Forget the conversation; the system message stays."""
         self.messages: list[Message] = []
         self.tokens: list[int] = []  # of the conversation; the cache has read the first `seen`
-        self._text = ""  # what they say
+        self._text = ""  # the same as text
         self._cache: Cache | None = None
         self._last: dict[str, Any] = {}
 
     def stop(self) -> None:
-        """End the answer at hand after its next token; from a signal handler or another thread."""
+        """End the current answer after its next token; callable from a signal handler or thread."""
         self._stop = True
 
     def say(self, text: str) -> Iterator[str]:
-        """The answer, in pieces as it is written.
+        """The answer, streamed in pieces.
 
-        However it ends (close the iterator, stop, an error), what was written is in the
-        conversation, and the next turn goes on from there. A refused message changes nothing.
+        However it ends (close the iterator, stop, an error), what was generated is part of the
+        conversation, and the next turn continues from there. A refused message changes nothing.
         """
         if self._answering:
             raise PruneError("the last answer is not done; take all of it or close its iterator")
@@ -133,7 +133,7 @@ class Chat:
             self.messages.append({"role": "assistant", "content": self.template.text(answer)})
 
     def _room(self, length: int) -> int:
-        """How many tokens the answer may have."""
+        """Maximum number of tokens of the answer."""
         if self.positions is None:
             return self.max_new_tokens
         left = self.positions - length
@@ -145,20 +145,20 @@ class Chat:
             )
         if left < self.max_new_tokens:
             self.tell(
-                f"{length} of the model's {self.positions} positions are taken (pruning frees "
+                f"{length} of the model's {self.positions} positions are used (pruning frees "
                 f"memory, not positions): the answer ends after {left} tokens at the latest"
             )
         return min(left, self.max_new_tokens)
 
     def _write(self, answer: list[int], room: int) -> Iterator[str]:
-        """Read what is new and go on from it; tokens go into `answer` and the conversation."""
+        """Read the new tokens and generate; tokens are added to `answer` and the conversation."""
         self._last = {"ended": "stopped"}
         logits = self._read()
         start, shown = time.perf_counter(), 0
         while logits is not None and not self._stop:
             token = self._sample(logits)
             if token in self._ends:
-                # the template writes it, with what stands behind it, when the next turn comes
+                # the template adds it, with what follows it, at the next turn
                 self._last["ended"] = "end"
                 break
             answer.append(token)
@@ -175,9 +175,9 @@ class Chat:
             yield piece
 
     def _read(self) -> Tensor | None:
-        """Whatever of the conversation the cache has not read; None if it was stopped on the way.
+        """Read what the cache has not read yet; None if stopped on the way.
 
-        Logits of the next token: (V,)
+        Returns the logits of the next token: (V,)
         """
         logits = None
         while (seen := self.seen) < len(self.tokens):
@@ -213,26 +213,26 @@ class Chat:
 
     @property
     def kept(self) -> float:
-        """Tokens that a layer holds, mean over the pruned layers."""
+        """Tokens held per layer, mean over the pruned layers."""
         if not self.seen or not isinstance(self._cache, PrunedCache):
             return float(self.seen)
         return float(self._cache.kept.float().mean())
 
     @property
     def bytes(self) -> int:
-        """Of the cache."""
+        """Size of the cache."""
         return 0 if self._cache is None else nbytes(self._cache)
 
     @property
     def dense_bytes(self) -> int:
-        """Of a dense cache for the same tokens."""
+        """Size of a dense cache for the same tokens."""
         return self._cache.dense_nbytes if isinstance(self._cache, PrunedCache) else self.bytes
 
     def status(self) -> Status:
         return Status(self.seen, self.kept, self.bytes, self.dense_bytes, **self._last)
 
     def trace(self) -> Trace:
-        """Who dropped whom in the conversation so far."""
+        """Which token dropped which in the conversation so far."""
         from kvprune.explain import Trace
 
         if self.pruned is None:
@@ -244,7 +244,7 @@ class Chat:
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end an answer: a model may have several, and its tokenizer another."""
+    """Tokens that end an answer: a model may have several, and its tokenizer a different one."""
     own = getattr(model.generation_config, "eos_token_id", None)
     several = own if isinstance(own, list) else [own]
     return {token for token in (*several, tokenizer.eos_token_id) if token is not None}

@@ -1,4 +1,4 @@
-"""A conversation as text and tokens: the model's chat template, and tokens as text that grows."""
+"""A conversation as text and tokens: the model's chat template, and streamed decoding."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvprune.errors import PruneError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BROKEN = "�"  # how a byte that is no whole character decodes
+BROKEN = "�"  # how an incomplete character decodes
 
 Message = dict[str, str]
 
@@ -22,14 +22,14 @@ class Template:
         if not tokenizer.chat_template:
             name = tokenizer.name_or_path or "this tokenizer"
             raise PruneError(
-                f"{name} has no chat template, so it is not known how its turns are written; "
+                f"{name} has no chat template, so the format of its turns is unknown; "
                 f"choose a chat model (often named -instruct or -chat), set "
                 f"tokenizer.chat_template (--template FILE), or use kvprune generate"
             )
         self.tokenizer = tokenizer
 
     def prompt(self, messages: Sequence[Message]) -> str:
-        """The text of the conversation up to where the answer begins."""
+        """The text of the conversation up to the start of the answer."""
         from jinja2 import TemplateError
 
         try:
@@ -38,18 +38,18 @@ class Template:
             )
         except TemplateError as error:
             raise PruneError(
-                f"the model's chat template refuses this conversation: {error}; some models take "
+                f"the model's chat template refuses this conversation: {error}; some models accept "
                 f"no system message"
             ) from error
         return str(text)
 
     def tokens(self, text: str) -> list[int]:
-        """The template has written every special token: none is to be added."""
+        """Tokens of a text in which the template has already written the special tokens."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
         return list(ids)
 
     def text(self, tokens: Sequence[int], special: bool = False) -> str:
-        """What tokens say; `special`: as they stand, marks and all."""
+        """Tokens as text; `special`: including special tokens."""
         return str(
             self.tokenizer.decode(
                 list(tokens),
@@ -59,9 +59,9 @@ class Template:
         )
 
     def piece(self, tokens: Sequence[int], shown: int, last: bool = False) -> str:
-        """The text behind its first `shown` characters; held back while a character is not whole.
+        """The text after its first `shown` characters; empty while a character is incomplete.
 
-        All tokens are decoded anew: what one says may depend on those before it.
+        All tokens are decoded again: the text of one may depend on those before it.
         """
         text = self.text(tokens)
         return text[shown:] if last or not text.endswith(BROKEN) else ""

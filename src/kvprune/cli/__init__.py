@@ -1,4 +1,4 @@
-"""The command line: one thin file a command, and nothing heavy imported before it is needed."""
+"""The command line: one thin file per command; heavy imports only where they are needed."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def _version(show: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and leave."
+        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
     ),
 ) -> None:
     pass
 
 
 def main() -> None:
-    """Run a command; a PruneError is the user's to mend: one line on stderr, exit code 2."""
+    """Run a command; a PruneError is printed as one line on stderr, with exit code 2."""
     try:
         app()
     except PruneError as error:

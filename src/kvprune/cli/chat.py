@@ -1,4 +1,4 @@
-"""kvprune chat: talk with a model whose cache forgets."""
+"""kvprune chat: talk to a model with a pruned cache."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ if TYPE_CHECKING:
     from kvprune.chat import Chat, Status
 
 HELP = """\
-/explain [FILE]  write the page of what was forgotten so far (explain.html)
-/system TEXT     what the model is told about its part; none: take it away
-/reset           a new conversation
-/help            this
-/quit            leave (Ctrl-D does it, too)
+/explain [FILE]  write a page of what was dropped so far (explain.html)
+/system TEXT     set the system message; without TEXT: remove it
+/reset           start a new conversation
+/help            this list
+/quit            leave (also Ctrl-D)
 Ctrl-C stops an answer. A message that begins with a slash: put a space before it."""
 
 
 def chat(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
-    system: Annotated[str, typer.Option(help="What the model is told about its part.")] = "",
-    max_new_tokens: Annotated[int, typer.Option(help="Of one answer.", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(help="0: the likeliest token.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Draw among the likeliest.", min=0, max=1)] = 0.9,
-    seed: Annotated[int, typer.Option(help="Of drawing.")] = 0,
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    system: Annotated[str, typer.Option(help="System message.")] = "",
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="Of sampling; 0: greedy.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus of sampling.", min=0, max=1)] = 0.9,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     threshold: Annotated[
-        float | None, typer.Option(help="Higher prunes more.", show_default="as it was trained")
+        float | None, typer.Option(help="Higher prunes more.", show_default="as trained")
     ] = None,
     protect_first: Annotated[
-        int | None, typer.Option(help="So many first tokens are never dropped.", min=0)
+        int | None, typer.Option(help="Number of first tokens that are never dropped.", min=0)
     ] = None,
     protect_recent: Annotated[
-        int | None, typer.Option(help="So many last tokens are not dropped yet.", min=0)
+        int | None, typer.Option(help="Number of latest tokens that are not dropped yet.", min=0)
     ] = None,
     template: Annotated[
         Path | None, typer.Option(help="A Jinja file, for a model without a chat template.")
@@ -52,15 +52,15 @@ def chat(
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object an answer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
 ) -> None:
-    """Talk with a model; what its cache still holds is said after each answer.
+    """Talk to a model; each answer is followed by the size of its cache.
 
-    Without a terminal, one message a line is read from stdin.
+    Without a terminal, messages are read from stdin, one per line.
     """
-    rules = {"threshold": threshold, "protect_first": protect_first,
-             "protect_recent": protect_recent}  # fmt: skip
-    rules = {name: value for name, value in rules.items() if value is not None}
+    settings = {"threshold": threshold, "protect_first": protect_first,
+                "protect_recent": protect_recent}  # fmt: skip
+    settings = {name: value for name, value in settings.items() if value is not None}
 
     from kvprune.adapters.load import load_with_tokenizer
     from kvprune.chat import Chat
@@ -70,44 +70,44 @@ def chat(
     loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
     if template is not None:
         loaded.tokenizer.chat_template = _read(template)
-    if rules:
+    if settings:
         if not isinstance(loaded.model, Pruned):
-            raise PruneError(f"{model} is dense: there is no {next(iter(rules))} to set")
-        loaded.model.adjust(**rules)
-    talk = Chat(
+            raise PruneError(f"{model} is dense: there is no {next(iter(settings))} to set")
+        loaded.model.adjust(**settings)
+    conversation = Chat(
         loaded.model, loaded.tokenizer, system=system, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_p=top_p, seed=seed, tell=_tell,
+        temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim,
     )  # fmt: skip
-    people = sys.stdin.isatty()
-    if people:
+    interactive = sys.stdin.isatty()
+    if interactive:
         method = loaded.model.config.method if isinstance(loaded.model, Pruned) else "dense"
-        _tell(f"{model}, {method}; /help lists the commands, Ctrl-D leaves")
-    for line in _lines(people):
+        _print_dim(f"{model}, {method}; /help lists the commands, Ctrl-D leaves")
+    for line in _lines(interactive):
         try:
             if line.startswith("/"):
-                if not _command(talk, line):
+                if not _command(conversation, line):
                     break
             elif line.strip():
-                _answer(talk, line, as_json)
+                _answer(conversation, line, as_json)
         except PruneError as error:
-            if not people:
+            if not interactive:
                 raise
-            _tell(str(error))
+            _print_dim(str(error))
 
 
-def _answer(talk: Chat, text: str, as_json: bool) -> None:
+def _answer(conversation: Chat, text: str, as_json: bool) -> None:
     pieces = []
-    with _stopping(talk):
-        for piece in talk.say(text.strip()):
+    with _stopping(conversation):
+        for piece in conversation.say(text.strip()):
             pieces.append(piece)
             if not as_json:
                 print(piece, end="", flush=True)
-    status = talk.status()
+    status = conversation.status()
     if as_json:
         print(json.dumps({"answer": "".join(pieces), **asdict(status)}), flush=True)
         return
     print(flush=True)
-    _tell(_line(status))
+    _print_dim(_line(status))
 
 
 def _line(status: Status) -> str:
@@ -120,30 +120,32 @@ def _line(status: Status) -> str:
     )
 
 
-def _command(talk: Chat, line: str) -> bool:
-    """Carry it out; False: leave."""
+def _command(conversation: Chat, line: str) -> bool:
+    """Run a slash command; False: leave."""
     name, _, rest = line[1:].strip().partition(" ")
     rest = rest.strip()
     if name in ("quit", "exit"):
         return False
     if name == "help":
-        _tell(HELP)
+        _print_dim(HELP)
     elif name == "reset":
-        talk.reset()
-        _tell("a new conversation")
+        conversation.reset()
+        _print_dim("a new conversation")
     elif name == "system":
-        talk.system = rest
-        _tell(f"system: {rest}" if rest else "no system message")
+        conversation.system = rest
+        _print_dim(f"system: {rest}" if rest else "no system message")
     elif name == "explain":
-        made = talk.trace()
-        _tell(f"wrote {made.to_html(rest or 'explain.html', 'What this chat forgot')}: {made}")
+        trace = conversation.trace()
+        _print_dim(
+            f"wrote {trace.to_html(rest or 'explain.html', 'What this chat forgot')}: {trace}"
+        )
     else:
         raise PruneError(f"/{name} is no command; /help lists them")
     return True
 
 
-def _lines(people: bool) -> Iterator[str]:
-    if not people:
+def _lines(interactive: bool) -> Iterator[str]:
+    if not interactive:
         for line in sys.stdin:
             yield line.rstrip("\n")
         return
@@ -153,18 +155,18 @@ def _lines(people: bool) -> Iterator[str]:
         try:
             yield input("> ")
         except KeyboardInterrupt:
-            _tell("\nCtrl-D leaves")
+            _print_dim("\nCtrl-D leaves")
         except EOFError:
             print()
             return
 
 
 @contextmanager
-def _stopping(talk: Chat) -> Iterator[None]:
+def _stopping(conversation: Chat) -> Iterator[None]:
     """Ctrl-C stops the answer between two tokens: half a step would leave a broken cache."""
 
     def stop(*_: Any) -> None:
-        talk.stop()
+        conversation.stop()
 
     before = signal.signal(signal.SIGINT, stop)
     try:
@@ -173,8 +175,8 @@ def _stopping(talk: Chat) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _tell(text: str) -> None:
-    """On stderr, dim where people read it."""
+def _print_dim(text: str) -> None:
+    """Print to stderr, dim in a terminal."""
     from rich.console import Console
     from rich.text import Text
 

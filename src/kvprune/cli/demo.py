@@ -1,4 +1,4 @@
-"""kvprune demo: teach the small model to forget, and see what that costs and saves."""
+"""kvprune demo: train the small model to prune, and compare it with the dense one."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 def demo(
-    steps: Annotated[int, typer.Option(help="Of fine-tuning, 2,048 tokens each.", min=2)] = 50,
+    steps: Annotated[int, typer.Option(help="Training steps of 2,048 tokens.", min=2)] = 50,
     gamma: Annotated[float, typer.Option(help="How strongly to prune.", min=0)] = 0.2,
-    seed: Annotated[int, typer.Option(help="Of new weights and the order of the text.")] = 0,
-    save: Annotated[Path | None, typer.Option(help="Keep the pruned model in this folder.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed for new weights and the order of the text.")] = 0,
+    save: Annotated[Path | None, typer.Option(help="Save the pruned model in this folder.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Fine-tune pruning into the small model of the package and set it beside the dense one."""
+    """Train the small model of the package to prune, and compare it with the dense one."""
     import sys
 
     from kvprune.demo import run
@@ -60,8 +60,8 @@ def _show(result: Run, folder: Path | None) -> None:
     row("cache, MiB", dense.cache_bytes / 2**20, pruned.cache_bytes / 2**20, "{:.1f}")
     row("tokens/s, 16 rows", dense.tokens_per_second, pruned.tokens_per_second, "{:.0f}")
     console.print(table)
-    for name, side in (("dense", dense), ("pruned", pruned)):
+    for name, model in (("dense", dense), ("pruned", pruned)):
         console.print(f"\n[bold]{name}[/]: {result.prompt}[cyan]", end="")
-        console.print(side.text, style="cyan", markup=False, highlight=False)
+        console.print(model.text, style="cyan", markup=False, highlight=False)
     if folder is not None:
         console.print(f"\nKept in {folder}: [bold]kvprune generate {folder} ...[/]", markup=True)

@@ -1,4 +1,4 @@
-"""kvprune generate: continue a prompt with a cache that forgets."""
+"""kvprune generate: continue a prompt with a pruned cache."""
 
 from __future__ import annotations
 
@@ -15,31 +15,33 @@ from kvprune.utils.quiet import quiet
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    prompt: Annotated[str | None, typer.Argument(help="To continue; - or none: stdin.")] = None,
-    adapter: Annotated[str | None, typer.Option(help="What Pruned.save wrote, or dense.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(help="A file with one prompt a line, read as one batch.")
+    prompt: Annotated[
+        str | None, typer.Argument(help="To continue; stdin if - or omitted.")
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="How much to write.", min=1)] = 100,
-    sample: Annotated[bool, typer.Option(help="Draw tokens instead of taking the best.")] = False,
-    temperature: Annotated[float, typer.Option(help="Of drawing.", min=1e-3)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Of drawing.")] = 0,
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(help="A file with one prompt per line, run as one batch.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.", min=1)] = 100,
+    sample: Annotated[bool, typer.Option(help="Sample tokens instead of greedy decoding.")] = False,
+    temperature: Annotated[float, typer.Option(help="Temperature for sampling.", min=1e-3)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Continue a prompt, and say how much of the context the cache still holds."""
+    """Continue a prompt, and report how much of the context the cache still holds."""
     texts = _prompts(prompt, prompts)
 
     import torch
 
     from kvprune.adapters.load import load_with_tokenizer
-    from kvprune.chat.generate import generate as run
+    from kvprune.chat.completion import complete
 
     quiet()
     loaded = load_with_tokenizer(model, adapter, merge=True)
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
     options = {"do_sample": sample, **({"temperature": temperature} if sample else {})}
-    result = run(
+    result = complete(
         loaded.attached().model, loaded.tokenizer, texts, max_new_tokens, stream, **options
     )
     if as_json:

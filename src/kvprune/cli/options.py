@@ -1,4 +1,4 @@
-"""Options read from the annotations of a configuration, so that they are written down once."""
+"""Command-line options from the annotations of a configuration."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+Command = Callable[..., Any]
+
 
 def options_of(config: type[Any], leave_out: tuple[str, ...] = ()) -> list[inspect.Parameter]:
-    """One option a field, None where it is not given; its help is the field's annotation."""
+    """One option per field, None if not given; its help is the field's annotation."""
     hints = get_type_hints(config, include_extras=True)
-    made = []
+    options = []
     for field in fields(config):
         if field.name in leave_out:
             continue
@@ -22,7 +24,7 @@ def options_of(config: type[Any], leave_out: tuple[str, ...] = ()) -> list[inspe
             hint, help_text = get_args(hint)[:2]
         shown: Any = False if field.default in (MISSING, None) else str(field.default)
         option = typer.Option(help=help_text, show_default=shown)
-        made.append(
+        options.append(
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
@@ -30,13 +32,13 @@ def options_of(config: type[Any], leave_out: tuple[str, ...] = ()) -> list[inspe
                 annotation=Annotated[hint | None, option],
             )
         )
-    return made
+    return options
 
 
-def with_options(*groups: list[inspect.Parameter]) -> Callable[[Callable], Callable]:
-    """Give a command that takes **options these options as its own."""
+def with_options(*groups: list[inspect.Parameter]) -> Callable[[Command], Command]:
+    """Replace the **options of a command by these options."""
 
-    def decorate(command: Callable) -> Callable:
+    def decorate(command: Command) -> Command:
         own = inspect.signature(command, eval_str=True)
         kept = [p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD]
         extra = {p.name: p for group in groups for p in group}

@@ -1,4 +1,4 @@
-"""kvprune train: fine-tune pruning, or a baseline, into a pretrained model."""
+"""kvprune train: fine-tune a pretrained model with pruning or a baseline."""
 
 from __future__ import annotations
 
@@ -30,17 +30,18 @@ def train(
     data: Annotated[
         list[str] | None, typer.Option(help="Text: files, folders, hub datasets; repeatable.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="The folder of the run.")] = Path("kvprune-run"),
+    out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("kvprune-run"),
     recipe: Annotated[
-        Path | None, typer.Option(help="A YAML file; options go before what it says.")
+        Path | None, typer.Option(help="A YAML file; options override its settings.")
     ] = None,
     method: Annotated[
         str | None, typer.Option(help="pruning, dense, local or strided.", show_default="pruning")
     ] = None,
     start: Annotated[
-        str | None, typer.Option(help="Go on from what an earlier run saved, with other settings.")
+        str | None,
+        typer.Option(help="Continue from an earlier run's folder, with other settings."),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on from the newest checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option(help="Resume from the latest checkpoint.")] = False,
     push: Annotated[
         str | None, typer.Option(help="Publish the result on the hub as OWNER/NAME.")
     ] = None,

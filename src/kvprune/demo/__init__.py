@@ -1,4 +1,4 @@
-"""The idea in two minutes: teach the small model to forget, and set it beside what it was."""
+"""The idea in two minutes: train the small model to prune, and compare it with the dense one."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from kvprune.integration.handle import Pruned
 LENGTH = 512
 CONTEXTS = (64, 128, 256, 512)
 PROMPT = "Dorothy looked at the great green gate of the city, and then she"
-# a batch that reads and writes: rows, tokens read, tokens written
-BATCH, READ, WRITTEN = 16, 384, 64
+# the batch whose speed is measured: rows, tokens per prompt, new tokens
+BATCH, PROMPT_TOKENS, NEW_TOKENS = 16, 384, 64
 
 
 @dataclass(frozen=True)
-class Side:
-    """One of the two models: how good, how sparse, how large, how fast."""
+class Measurements:
+    """Quality, sparsity, cache size and speed of one of the two models."""
 
     perplexity: float
-    sparsity: dict[int, float]  # by context size: the share of it that the last token cannot see
+    sparsity: dict[int, float]  # by context size: the share that the last token cannot see
     cache_bytes: int
     tokens_per_second: float
     text: str
@@ -41,32 +41,32 @@ class Side:
 
 @dataclass(frozen=True)
 class Run:
-    """All that the demo shows."""
+    """The results of the demo."""
 
     model: str
     steps: int
     seconds: float  # of fine-tuning
-    tokens: int  # that it was fine-tuned on
+    tokens: int  # of fine-tuning
     prompt: str
-    dense: Side
-    pruned: Side
+    dense: Measurements
+    pruned: Measurements
 
 
 def run(
     steps: int = 50, gamma: float = 0.2, seed: int = 0, folder: str | Path | None = None
 ) -> Run:
-    """Fine-tune pruning into the small model, then measure both; `folder` keeps the result."""
+    """Train the small model to prune, then measure both; `folder`: where to save the result."""
     try:
         from kvprune.text.rows import DataConfig, load_rows
         from kvprune.train import PruningTrainer, TrainConfig
     except ImportError as error:
         raise PruneError(
-            "the demo trains, and needs more packages: pip install 'kvprune[train]'"
+            "the demo trains a model and needs more packages: pip install 'kvprune[train]'"
         ) from error
     dense, model, tokenizer = tiny.load_model(), tiny.load_model(), load_tokenizer(tiny.NAME)
     files = {name: str(tiny.text_file(name)) for name in ("train", "held_out")}
-    source = DataConfig((files["train"],), LENGTH, held_out_source=files["held_out"], seed=seed)
-    data = load_rows(source, tokenizer)
+    corpus = DataConfig((files["train"],), LENGTH, held_out_source=files["held_out"], seed=seed)
+    data = load_rows(corpus, tokenizer)
     assert data.held_out is not None
     config = TrainConfig(
         method=PruningConfig(rank=32), gamma=gamma, distill=1.0, steps=steps, batch=4, warmup=5,
@@ -90,15 +90,15 @@ def run(
     count = len(data.held_out)
     held_out = torch.stack([data.held_out[i]["input_ids"] for i in range(0, count, count // 16)])
     speeds, caches = _speeds({"dense": dense, "pruned": model}, held_out)
-    own = caches["pruned"]
-    assert isinstance(own, PrunedCache)
-    sides = {
-        "dense": Side(
-            *_quality(dense, held_out), own.dense_nbytes, speeds["dense"],
+    cache = caches["pruned"]
+    assert isinstance(cache, PrunedCache)
+    measurements = {
+        "dense": Measurements(
+            *_quality(dense, held_out), cache.dense_nbytes, speeds["dense"],
             continuation(dense, tokenizer, PROMPT),
         ),
-        "pruned": Side(
-            *_quality(pruned, held_out), own.nbytes, speeds["pruned"],
+        "pruned": Measurements(
+            *_quality(pruned, held_out), cache.nbytes, speeds["pruned"],
             continuation(model, tokenizer, PROMPT),
         ),
     }  # fmt: skip
@@ -109,40 +109,40 @@ def run(
         seconds=seconds,
         tokens=steps * config.batch * LENGTH,
         prompt=PROMPT,
-        **sides,
+        **measurements,
     )
 
 
 def _quality(model: PreTrainedModel | Pruned, rows: Tensor) -> tuple[float, dict[int, float]]:
     """Perplexity over all contexts, and sparsity by context."""
-    *at, whole = perplexity(model, rows, CONTEXTS, progress=False)
-    return whole.perplexity, {int(row.context): row.sparsity for row in at}
+    *by_context, total = perplexity(model, rows, CONTEXTS, progress=False)
+    return total.perplexity, {int(row.context): row.sparsity for row in by_context}
 
 
 def _speeds(
     models: dict[str, PreTrainedModel], text: Tensor, rounds: int = 3
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Tokens a second of both in turn, the median; and what is in their caches at the end."""
-    ids = text[:BATCH, :READ]
+    """Median tokens per second of each, measured alternately; and their caches at the end."""
+    ids = text[:BATCH, :PROMPT_TOKENS]
     seconds: dict[str, list[float]] = {name: [] for name in models}
     caches = {}
     for number in range(rounds + 1):
         for name, model in models.items():
             start = time.perf_counter()
             out: Any = model.generate(  # type: ignore[operator]
-                ids, attention_mask=torch.ones_like(ids), max_new_tokens=WRITTEN,
-                min_new_tokens=WRITTEN, do_sample=False, return_dict_in_generate=True,
+                ids, attention_mask=torch.ones_like(ids), max_new_tokens=NEW_TOKENS,
+                min_new_tokens=NEW_TOKENS, do_sample=False, return_dict_in_generate=True,
             )  # fmt: skip
-            # the first round pays for compiling
+            # the first round includes compilation
             if number:
                 seconds[name].append(time.perf_counter() - start)
             caches[name] = out.past_key_values
-    written = len(ids) * WRITTEN
+    written = len(ids) * NEW_TOKENS
     return {name: written / statistics.median(s) for name, s in seconds.items()}, caches
 
 
 def continuation(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str) -> str:
-    """What the model makes of a prompt; drawn, but the same at each call."""
+    """A sampled continuation of the prompt, the same at each call."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids
     with torch.random.fork_rng():
         torch.manual_seed(1)

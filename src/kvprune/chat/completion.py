@@ -1,4 +1,4 @@
-"""Text in, text out, with the numbers of the cache: what `kvprune generate` does."""
+"""Complete prompts and report the size of the cache: the library behind `kvprune generate`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Generated:
-    """One batch of continuations, and what they cost."""
+class Completion:
+    """A batch of completions, with their speed and cache size."""
 
     texts: list[str]
     new_tokens: int
@@ -28,15 +28,15 @@ class Generated:
     dense_bytes: int
 
 
-def generate(
+def complete(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
     max_new_tokens: int = 100,
     on_text: Callable[[str], None] | None = None,
     **options: Any,
-) -> Generated:
-    """Continue the prompts as one batch; `on_text` gets the text of a single one as it comes."""
+) -> Completion:
+    """Continue the prompts as one batch; `on_text` streams the text of a single one."""
     if not prompts:
         raise PruneError("there is no prompt; pass at least one line of text")
     for number, prompt in enumerate(prompts):
@@ -64,7 +64,7 @@ def generate(
     cache, new = out.past_key_values, out.sequences[:, length:]
     assert isinstance(cache, PrunedCache)
     tokens = int((new != tokenizer.pad_token_id).sum())
-    return Generated(
+    return Completion(
         texts=tokenizer.batch_decode(new, skip_special_tokens=True),
         new_tokens=tokens,
         seconds=seconds,
