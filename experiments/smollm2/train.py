@@ -25,7 +25,7 @@ from experiments.smollm2.common import DENSE, OURS, Row
 from kvprune.adapters.packing import pack
 from kvprune.adapters.registry import About
 from kvprune.errors import PruneError
-from kvprune.train.recipe import load, make, merged
+from kvprune.train.recipe import make_recipe, merge_settings, read_yaml
 from kvprune.train.run import run
 from kvprune.utils import plot as drawing
 from kvprune.utils.files import write_atomically
@@ -96,7 +96,7 @@ def train(name: str, runs: Path) -> None:
             raise PruneError(f"{name} goes on from {over['start']}, which is not trained yet")
     resume = any(folder.glob("checkpoint-*"))
     print(f"{'going on with' if resume else 'training'} {folder}", flush=True)
-    run(make(merged(load(RECIPE), over)), folder, resume)
+    run(make_recipe(merge_settings(read_yaml(RECIPE), over)), folder, resume)
 
 
 def finished(folder: Path) -> bool:

@@ -20,7 +20,7 @@ from experiments.publish import DOCS, publish
 from experiments.smollm2.common import Row, table
 from experiments.smollm2.train import BASE, RECIPE, curve
 from kvprune.errors import PruneError
-from kvprune.train.recipe import load, make, merged
+from kvprune.train.recipe import make_recipe, merge_settings, read_yaml
 from kvprune.train.run import run
 from kvprune.utils.files import write_atomically
 from kvprune.utils.malloc import keep_memory
@@ -72,7 +72,7 @@ def train(name: str, args: argparse.Namespace) -> None:
     if args.steps < LAST:
         raise PruneError(f"--steps is {args.steps}; the mean of the last {LAST} needs that many")
     resume = any(folder.glob("checkpoint-*"))
-    done = run(make(merged(load(RECIPE), over)), folder, resume)
+    done = run(make_recipe(merge_settings(read_yaml(RECIPE), over)), folder, resume)
     write_atomically(folder / "metrics.json", json.dumps(done.metrics).encode())
 
 

@@ -163,7 +163,9 @@ def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
     data = {"sources": [str(place / "book.txt")], "length": 32, "held_out": 2}
     short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2}
     over = {"model": str(place / "model"), "data": data, "train": short}
-    made = recipe.read(Path(text.__file__).parents[2] / "recipes" / "smollm2-135m.yaml", over)
+    made = recipe.read_recipe(
+        Path(text.__file__).parents[2] / "recipes" / "smollm2-135m.yaml", over
+    )
     assert (made.train.tune, made.train.distill, made.train.spread) == ("lora", 1.0, True)
     done = train(made, tmp_path / "run", report_to=[], save_strategy="no", disable_tqdm=True)
     assert done.steps == 2

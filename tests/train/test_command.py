@@ -89,7 +89,7 @@ def test_the_recipe_of_a_run_makes_the_same_run(whole, tmp_path):
 
 def test_a_run_is_not_written_over(whole, book):
     _, folder = whole
-    with pytest.raises(PruneError, match=r"holds a run already \(checkpoint-6\); go on"):
+    with pytest.raises(PruneError, match=r"contains a run already \(checkpoint-6\); continue"):
         call(*options(book, "--out", str(folder)))
 
 
@@ -165,9 +165,9 @@ def test_going_on_from_an_earlier_run(book, tmp_path):
     other = options(book, "--tune", "lora", "--lora-rank", "4", "--rank", "8")
     with pytest.raises(PruneError, match="rank 2, but lora_rank is 4"):
         call(*other, "--start", first, "--out", str(tmp_path / "other"))
-    with pytest.raises(PruneError, match="holds an adapter, which tune='all' cannot go on from"):
+    with pytest.raises(PruneError, match="contains an adapter, which tune='all' cannot continue"):
         call(*options(book), "--start", first, "--out", str(tmp_path / "all"))
-    with pytest.raises(PruneError, match="nowhere is no folder to go on from"):
+    with pytest.raises(PruneError, match="nowhere is not a folder to continue from"):
         call(*options(book), "--start", "nowhere", "--out", str(tmp_path / "none"))
 
 

@@ -66,11 +66,11 @@ def train(
     if method is not None:
         over["method"]["method"] = method
 
-    from kvprune.train.recipe import load, make, merged
+    from kvprune.train.recipe import make_recipe, merge_settings, read_yaml
     from kvprune.train.run import run
 
     keep_memory()
-    chosen = make(merged(load(recipe) if recipe else {}, over))
+    chosen = make_recipe(merge_settings(read_yaml(recipe) if recipe else {}, over))
     result = run(chosen, out, resume, push)
     if as_json:
         print(json.dumps(asdict(result)))

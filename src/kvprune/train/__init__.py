@@ -1,4 +1,4 @@
-"""Training on top of Hugging Face's Trainer: what is learnt, how strongly, and against what."""
+"""Training on top of Hugging Face's Trainer."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from kvprune.train.checkpoints import last_whole_checkpoint as last_whole_checkpoint
     from kvprune.train.trainer import PruningTrainer as PruningTrainer
 
-# read on first use, as the Trainer takes seconds to import
-_HOME = {"PruningTrainer": "trainer", "last_whole_checkpoint": "checkpoints"}
-__all__ = ["TrainConfig", *_HOME]
+# imported on first use, as Trainer takes seconds to import
+_MODULES = {"PruningTrainer": "trainer", "last_whole_checkpoint": "checkpoints"}
+__all__ = ["TrainConfig", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in _MODULES:
         raise AttributeError(f"module 'kvprune.train' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"kvprune.train.{_HOME[name]}"), name)
+    value = getattr(importlib.import_module(f"kvprune.train.{_MODULES[name]}"), name)
     globals()[name] = value
     return value

@@ -1,4 +1,4 @@
-"""The model card: what was trained from what, on what, how, and what came of it."""
+"""The model card: base model, data, settings and results of a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvprune.version import __version__
 
 ARTICLE = "https://arxiv.org/abs/2305.15805"
 KINDS = {
-    "all": "The whole model; plain transformers reads this folder as the fine-tuned dense model.",
+    "all": "The full model; plain transformers reads this folder as the fine-tuned dense model.",
     "interaction": "An adapter: the interaction weights alone; the base model is unchanged.",
     "lora": "An adapter: interaction weights, and LoRA in peft's own format.",
 }
@@ -32,12 +32,12 @@ def model_card(
 ) -> str:
     """Markdown with the front matter that the hub reads.
 
-    `measured` is what evaluate() returned, `settings` what to record beside the training's own.
-    Of files only the names are told: a card is public, and the folders of a machine are not.
+    `measured` is what evaluate() returned, `settings` is recorded along with the training settings.
+    Files are listed by name only: a card is public, and the folders of a machine are not.
     """
     sources = [Path(source).name if Path(source).exists() else source for source in data]
     hosted = [s for s, given in zip(sources, data, strict=True) if s == given and " " not in s]
-    matter = {
+    front_matter = {
         "library_name": "kvprune",
         "pipeline_tag": "text-generation",
         "base_model": base,
@@ -45,15 +45,14 @@ def model_card(
         "tags": ["kvprune", "kv-cache", config.method.method],
         **front,
     }
-    kept = {key: value for key, value in matter.items() if value}
     recorded = {**(settings or {}), "train": config.to_dict()}
     if steps is not None:
         recorded["steps_done"] = steps
     lines = [
-        f"---\n{_yaml(kept)}---\n",
+        f"---\n{_yaml({k: v for k, v in front_matter.items() if v})}---\n",
         f"# {name}\n",
-        f"{_what(config, base)}\n",
-        f"{KINDS[config.tune]} Made with kvprune {__version__}.\n",
+        f"{_summary(config, base)}\n",
+        f"{KINDS[config.tune]} Trained with kvprune {__version__}.\n",
         f'```python\nimport kvprune\n\npruned = kvprune.load("{name}")',
         "pruned.model.generate(...)  # prunes while it reads and writes\n```\n",
         "## Data\n",
@@ -65,7 +64,7 @@ def model_card(
     return "\n".join(lines)
 
 
-def _what(config: TrainConfig, base: str) -> str:
+def _summary(config: TrainConfig, base: str) -> str:
     if config.prunes:
         return (
             f"{base}, taught to forget the tokens that it no longer needs "
@@ -87,7 +86,7 @@ def _table(measured: dict[str, float]) -> list[str]:
         lines.append(f"| {row} | {' | '.join(cells)} |")
     start = "eval_sparsity_hard_layer_"
     shares = [f"{value:.0%}" for name, value in measured.items() if name.startswith(start)]
-    lines.append(f"\nThe hard gate is the one that generates. By layer: {', '.join(shares)}.")
+    lines.append(f"\nGeneration uses the hard gate. By layer: {', '.join(shares)}.")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Everything that a training run can be told. The annotations are the documentation."""
+"""All settings of a training run. The annotations are the documentation."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ Tune = Literal["all", "interaction", "lora"]
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """One run. A baseline takes the same settings and ignores those of the gate."""
+    """Settings of one run. A baseline takes the same ones and ignores those of the gate."""
 
     method: Annotated[Config, "pruning, or a baseline: dense, local, strided"] = field(
         default_factory=PruningConfig
     )
     gamma: Annotated[float, "weight of the mean keep in the loss; more prunes more"] = 0.3
     target_sparsity: Annotated[
-        float | None, "adapt γ until this share is dropped on the evaluation text; starts at gamma"
+        float | None, "adapt γ, from gamma on, until this share of the evaluation text is dropped"
     ] = None
     alpha_start: Annotated[float, "α at the start; the paper's 1 needs a long run"] = 1.5
     alpha_end: Annotated[float, "α at the end"] = 8.0
-    alpha_schedule: Annotated[Shape, "how α gets from start to end; constant: the end's"] = "cosine"
-    alpha_share: Annotated[float, "share of the run in which α moves"] = 1.0
+    alpha_schedule: Annotated[
+        Shape, "how α changes from start to end; constant: the end's value"
+    ] = "cosine"
+    alpha_share: Annotated[float, "share of the run in which α changes"] = 1.0
     interaction_lr: Annotated[float, "learning rate of the interaction weights"] = 1e-3
     spread: Annotated[
-        bool, "interaction weights and their rate larger where a layer's inputs are small"
+        bool, "scale interaction weights and their rate up where a layer's inputs are small"
     ] = True
-    base_lr: Annotated[float, "learning rate of everything else; LoRA likes more"] = 5e-5
+    base_lr: Annotated[float, "learning rate of all other weights; LoRA needs a higher one"] = 5e-5
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"
     ] = "constant"
     warmup: Annotated[int, "steps in which the learning rates rise from 0"] = 0
     tune: Annotated[
-        Tune, "train all weights (the paper), the interaction alone, or it and LoRA"
+        Tune, "train all weights (the paper), the interaction only, or interaction and LoRA"
     ] = "all"
     lora_rank: Annotated[int, "rank of LoRA"] = 16
     lora_alpha: Annotated[float, "LoRA's own α: its update is scaled by lora_alpha / rank"] = 32.0
@@ -50,19 +52,21 @@ class TrainConfig:
         float, "share of the KL to the dense model in the language loss; the rest is next-token"
     ] = 0.0
     steps: Annotated[int, "optimizer steps"] = 1000
-    batch: Annotated[int, "rows in a forward pass, on each device"] = 4
-    accumulation: Annotated[int, "forward passes in a step"] = 1
-    max_grad_norm: Annotated[float, "clip the gradient's norm to this; 0: never"] = 1.0
+    batch: Annotated[int, "rows per forward pass, on each device"] = 4
+    accumulation: Annotated[int, "forward passes per step"] = 1
+    max_grad_norm: Annotated[float, "clip the gradient norm to this; 0: no clipping"] = 1.0
     checkpointing: Annotated[bool, "gradient checkpointing: less memory, a third slower"] = False
     bf16: Annotated[bool, "bfloat16 autocast; votes and losses stay float32"] = False
     compile: Annotated[bool, "torch.compile the model"] = False
-    log_every: Annotated[int, "steps between two lines of the log"] = 10
-    probe_every: Annotated[int, "steps between two measurements of hard sparsity, and of γ"] = 10
-    probe_rows: Annotated[int, "rows of the evaluation text that it is measured on"] = 8
+    log_every: Annotated[int, "steps between two logs"] = 10
+    probe_every: Annotated[
+        int, "steps between two measurements of hard sparsity, and updates of γ"
+    ] = 10
+    probe_rows: Annotated[int, "rows of the evaluation text that they use"] = 8
     eval_every: Annotated[int, "steps between two evaluations"] = 100
     save_every: Annotated[int, "steps between two checkpoints"] = 100
-    keep_checkpoints: Annotated[int, "how many checkpoints stay on disk"] = 2
-    seed: Annotated[int, "of new weights, data order and dropout"] = 0
+    keep_checkpoints: Annotated[int, "how many checkpoints to keep on disk"] = 2
+    seed: Annotated[int, "random seed of new weights, data order and dropout"] = 0
 
     def __post_init__(self) -> None:
         if not getattr(self.method, "trainable", False):
@@ -87,7 +91,9 @@ class TrainConfig:
         ):
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(get_args(kind))
-                raise PruneError(f"{name}={getattr(self, name)!r} is unknown; choose of {choices}")
+                raise PruneError(
+                    f"{name}={getattr(self, name)!r} is unknown; choose one of {choices}"
+                )
         if self.target_sparsity is not None:
             check_number(self, "target_sparsity", at_least=0, at_most=0.99)
             if not self.prunes:
@@ -96,7 +102,7 @@ class TrainConfig:
                     f"baseline's sparsity follows from its window or stride"
                 )
             if self.gamma == 0:
-                raise PruneError("gamma=0 cannot be adapted to a target; start from 0.3, say")
+                raise PruneError("gamma=0 cannot be adapted to a target; start with 0.3")
         if self.tune == "interaction" and not self.prunes:
             raise PruneError(
                 f"tune='interaction' would train nothing: {self.method.method} has no interaction "
@@ -116,7 +122,7 @@ class TrainConfig:
         known = {f.name for f in fields(cls)}
         if unknown := sorted(set(values) - known):
             raise PruneError(
-                f"{', '.join(unknown)}: no such setting of training; there are "
+                f"{', '.join(unknown)}: no such training setting; there are "
                 f"{', '.join(sorted(known))}"
             )
         if isinstance(values.get("method"), dict):
@@ -124,11 +130,11 @@ class TrainConfig:
         return cls(**values)
 
     def arguments(self, folder: str | Path, **more: Any) -> TrainingArguments:
-        """The same for Hugging Face's Trainer; `more` are further arguments of its own."""
+        """The same as TrainingArguments; `more` are further arguments of them."""
         import torch
         from transformers import TrainingArguments
 
-        kind = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
+        scheduler = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
         given: dict[str, Any] = {
             "output_dir": str(folder),
             "max_steps": self.steps,
@@ -136,7 +142,7 @@ class TrainConfig:
             "per_device_eval_batch_size": self.batch,
             "gradient_accumulation_steps": self.accumulation,
             "learning_rate": self.base_lr,
-            "lr_scheduler_type": kind,
+            "lr_scheduler_type": scheduler,
             "warmup_steps": self.warmup,
             "weight_decay": 0.0,
             "max_grad_norm": self.max_grad_norm,
@@ -147,7 +153,7 @@ class TrainConfig:
             "torch_compile": self.compile,
             "logging_steps": self.log_every,
             "logging_first_step": True,
-            # the trainer stops at a NaN; the filter would hide it
+            # the trainer stops at a NaN, which the filter would hide
             "logging_nan_inf_filter": False,
             "eval_strategy": "steps",
             "eval_steps": self.eval_every,

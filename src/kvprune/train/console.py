@@ -1,4 +1,4 @@
-"""The console: one short line a log, and the numbers of the moment on the bar."""
+"""Console output: one short line per log, and the current numbers on the progress bar."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import ProgressCallback, TrainerCallback
 
-# what is too much for a line is in TensorBoard
+# everything else is in TensorBoard
 ON_THE_BAR = ("loss", "alpha", "sparsity_soft", "sparsity_hard", "tokens_per_second")
 ON_A_LINE = {
     "loss": "loss {:.4g}",
@@ -27,7 +27,7 @@ ON_A_LINE = {
 
 
 class ProgressBarCallback(ProgressCallback):
-    """Hugging Face's progress bar with lines that people read; stdout is for results."""
+    """Hugging Face's progress bar with readable lines, on stderr: stdout is for results."""
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
@@ -37,21 +37,21 @@ class ProgressBarCallback(ProgressCallback):
         if "loss" in logs:
             shown = {name: f"{logs[name]:.4g}" for name in ON_THE_BAR if name in logs}
             self.training_bar.set_postfix(shown, refresh=False)
-        if text := line(state.global_step, logs):
+        if text := format_line(state.global_step, logs):
             self.training_bar.write(text, file=sys.stderr)
 
 
 class LineCallback(TrainerCallback):
-    """The same where bars are switched off."""
+    """The same lines where progress bars are disabled."""
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        if state.is_local_process_zero and (text := line(state.global_step, logs or {})):
+        if state.is_local_process_zero and (text := format_line(state.global_step, logs or {})):
             print(text, file=sys.stderr)
 
 
-def line(step: int, logs: dict[str, Any]) -> str:
-    """A log in words; empty if there is nothing for people in it."""
+def format_line(step: int, logs: dict[str, Any]) -> str:
+    """A log in words; empty if it contains nothing to show."""
     parts = [form.format(logs[name]) for name, form in ON_A_LINE.items() if name in logs]
     return f"step {step:>5}   {', '.join(parts)}" if parts else ""

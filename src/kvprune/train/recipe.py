@@ -1,4 +1,4 @@
-"""A run as a file: which model, which text, which settings; YAML, with a word to override it."""
+"""A training run as a YAML file: model, text, method and settings."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _Loader.add_implicit_resolver(
 
 @dataclass(frozen=True)
 class Recipe:
-    """All that `kvprune train` needs to know."""
+    """The input of `kvprune train`."""
 
     model: str
     data: DataConfig
     train: TrainConfig
-    start: str | None = None  # what an earlier run saved, to go on from with other settings
+    start: str | None = None  # folder of an earlier run, to continue with other settings
 
     def to_dict(self) -> dict[str, Any]:
         train = self.train.to_dict()
@@ -46,21 +46,27 @@ class Recipe:
         }
 
 
-def make(given: dict[str, Any]) -> Recipe:
-    """A recipe from plain values: {"model", "data": {}, "method": {}, "train": {}}."""
+def make_recipe(given: dict[str, Any]) -> Recipe:
+    """A recipe from plain values: {"model": …, "data": {…}, "method": {…}, "train": {…}}."""
     if unknown := sorted(set(given) - set(PARTS)):
-        raise PruneError(f"{', '.join(unknown)}: no such part of a recipe; it has {PARTS}")
+        raise PruneError(
+            f"{', '.join(unknown)}: no such part of a recipe; it has {', '.join(PARTS)}"
+        )
     for part in ("data", "method", "train"):
         if not isinstance(given.get(part) or {}, dict):
-            raise PruneError(f"{part} holds no settings but {given[part]!r}; write name: value")
+            raise PruneError(
+                f"{part} must contain settings, not {given[part]!r}; write name: value"
+            )
     if not given.get("model"):
-        raise PruneError("no model to train; name a folder, a model on the hub, or tiny")
+        raise PruneError("no model to train; pass a folder, a model on the hub, or tiny")
     data = dict(given.get("data") or {})
     if not data.get("sources"):
-        raise PruneError("no text to train on; name a file, a folder or a hub dataset with --data")
+        raise PruneError("no text to train on; pass a file, a folder or a hub dataset with --data")
     known = {field.name for field in fields(DataConfig)}
     if unknown := sorted(set(data) - known):
-        raise PruneError(f"{', '.join(unknown)}: no such setting of data; it has {sorted(known)}")
+        raise PruneError(
+            f"{', '.join(unknown)}: no such data setting; there are {', '.join(sorted(known))}"
+        )
     method = {"method": "pruning", **(given.get("method") or {})}
     if method["method"] in METHODS:
         needed = METHODS[method["method"]].__dataclass_fields__
@@ -73,36 +79,39 @@ def make(given: dict[str, Any]) -> Recipe:
 
 
 def to_yaml(recipe: Recipe) -> str:
-    """The file that `read` reads back."""
+    """The content of a file that `read_recipe` reads back."""
     text: str = yaml.safe_dump(recipe.to_dict(), sort_keys=False, allow_unicode=True)
     return text
 
 
-def read(path: str | Path, over: dict[str, Any] | None = None) -> Recipe:
-    """The recipe in a file; what `over` holds, shaped the same, goes before what it says."""
-    return make(merged(load(path), over or {}))
+def read_recipe(path: str | Path, overrides: dict[str, Any] | None = None) -> Recipe:
+    """The recipe in a file; `overrides` has the same structure and takes precedence."""
+    return make_recipe(merge_settings(read_yaml(path), overrides or {}))
 
 
-def load(path: str | Path) -> dict[str, Any]:
+def read_yaml(path: str | Path) -> dict[str, Any]:
     try:
-        given = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)  # a safe one
+        given = yaml.load(
+            Path(path).read_text(encoding="utf-8"), _Loader
+        )  # derived from SafeLoader
     except OSError as error:
         raise PruneError(f"cannot read the recipe {path}: {error.strerror}") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise PruneError(f"the recipe {path} is not YAML: {error}") from error
     if not isinstance(given, dict):
-        raise PruneError(f"the recipe {path} holds no settings; it needs {', '.join(PARTS)}")
+        raise PruneError(f"the recipe {path} contains no settings; it needs {', '.join(PARTS)}")
     return given
 
 
-def merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
-    """Both, part by part; a setting of `above` goes first, another method replaces all of it."""
-    made = {**below}
-    for part, value in above.items():
-        old = below.get(part)
-        changes_method = (
-            part == "method" and old and value.get("method") not in (None, old.get("method"))
-        )
-        merge = isinstance(value, dict) and isinstance(old, dict) and not changes_method
-        made[part] = {**old, **value} if merge else value  # type: ignore[dict-item]
-    return made
+def merge_settings(base: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Both, part by part; overrides take precedence, and another method replaces all of it."""
+    result = {**base}
+    for part, value in overrides.items():
+        old = base.get(part)
+        if not isinstance(value, dict) or not isinstance(old, dict):
+            result[part] = value
+            continue
+        changes_method = part == "method" and value.get("method") not in (None, old.get("method"))
+        # settings of one method mean nothing to another
+        result[part] = value if old and changes_method else {**old, **value}
+    return result

@@ -1,4 +1,4 @@
-"""A recipe carried out: load, train, measure, save, describe."""
+"""Carry out a recipe: load, train, evaluate, save, write the card."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from kvprune.train.trainer import PruningTrainer
 from kvprune.utils.files import write_atomically
 
 RECIPE = "recipe.yaml"
-# of the data's settings, those that name files of this machine: not for a card
-PLACES = ("sources", "held_out_source", "cache_dir")
+# data settings that name files of this machine: not for a card
+LOCAL_PATHS = ("sources", "held_out_source", "cache_dir")
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What came out of a run."""
+    """The result of a run."""
 
     folder: str
     steps: int
@@ -43,18 +43,18 @@ def run(
     push: str | None = None,
     **arguments: Any,
 ) -> Trained:
-    """Train by the recipe into the folder; `arguments` are further TrainingArguments.
+    """Train as the recipe says, into the folder; `arguments` are further TrainingArguments.
 
-    The folder holds the model or adapter, its card, the recipe, checkpoints, and the log for
-    TensorBoard. With `resume` it goes on from the newest whole checkpoint. `push` is the name on
-    the hub under which to publish it.
+    The folder gets the model or adapter, its card, the recipe, checkpoints, and the log for
+    TensorBoard. `resume` continues from the newest complete checkpoint. `push` is the name on the
+    hub to publish the result under.
     """
     folder = Path(folder)
-    found = last_whole_checkpoint(folder) if folder.exists() else None
-    if found is not None and not resume:
+    checkpoint = last_whole_checkpoint(folder) if folder.exists() else None
+    if checkpoint is not None and not resume:
         raise PruneError(
-            f"{folder} holds a run already ({found.name}); go on with --resume, or choose "
-            f"another folder with --out"
+            f"{folder} contains a run already ({checkpoint.name}); continue it with --resume, or "
+            f"choose another folder with --out"
         )
     _refuse_adapter(recipe.model)
     model, tokenizer = load_base(recipe.model, "float32"), load_tokenizer(recipe.model)
@@ -69,25 +69,25 @@ def run(
     if data.held_out is None:
         arguments = {"eval_strategy": "no", **arguments}
     trainer = PruningTrainer(
-        model if recipe.start is None else _go_on(recipe, model),
+        model if recipe.start is None else _load_start(recipe, model),
         recipe.train,
         recipe.train.arguments(folder, hub_model_id=push, **arguments),
         train_dataset=data.train,
         eval_dataset=data.held_out,
         processing_class=tokenizer,
-        # weights that an earlier run changed are no teacher any more
+        # weights that an earlier run changed cannot serve as the teacher
         teacher=model if recipe.start and recipe.train.tune == "all" else None,
     )
-    trainer.train(resume_from_checkpoint=True if found is not None else None)
+    trainer.train(resume_from_checkpoint=True if checkpoint is not None else None)
     metrics: dict[str, float] = {}
     if data.held_out is not None:
-        # the last step has been evaluated as a rule
-        done = trainer.state.global_step
-        metrics = trainer.last_evaluation(at_least=done) or trainer.evaluate()
+        # the last step has usually been evaluated
+        step = trainer.state.global_step
+        metrics = trainer.last_evaluation(at_least=step) or trainer.evaluate()
     trainer.save_model(str(folder))
     if trainer.is_world_process_zero():
         write_atomically(folder / RECIPE, to_yaml(recipe).encode())
-    settings = {k: v for k, v in recipe.to_dict()["data"].items() if k not in PLACES}
+    settings = {k: v for k, v in recipe.to_dict()["data"].items() if k not in LOCAL_PATHS}
     card: dict[str, Any] = {
         "finetuned_from": recipe.model,
         "dataset": list(recipe.data.sources),
@@ -112,22 +112,24 @@ def _refuse_adapter(name: str) -> None:
         )
 
 
-def _go_on(recipe: Recipe, model: PreTrainedModel) -> Pruned:
-    """What an earlier run saved: its adapter on the base, or its whole model."""
+def _load_start(recipe: Recipe, model: PreTrainedModel) -> Pruned:
+    """The result of an earlier run: its adapter on the base, or its full model."""
     assert recipe.start is not None
     if not Path(recipe.start).is_dir():
-        raise PruneError(f"{recipe.start} is no folder to go on from; name one of an earlier run")
-    whole = is_full_model(Path(recipe.start))
-    if whole != (recipe.train.tune == "all"):
-        holds = "a whole model" if whole else "an adapter"
         raise PruneError(
-            f"{recipe.start} holds {holds}, which tune={recipe.train.tune!r} cannot go on from; "
-            f"train it as it was trained before"
+            f"{recipe.start} is not a folder to continue from; pass that of an earlier run"
         )
-    pruned = load(recipe.start, dtype="float32") if whole else load(model, recipe.start)
+    is_full = is_full_model(Path(recipe.start))
+    if is_full != (recipe.train.tune == "all"):
+        kind = "a full model" if is_full else "an adapter"
+        raise PruneError(
+            f"{recipe.start} contains {kind}, which tune={recipe.train.tune!r} cannot continue; "
+            f"use the same tune as the earlier run"
+        )
+    pruned = load(recipe.start, dtype="float32") if is_full else load(model, recipe.start)
     if (rank := lora.rank(pruned.model)) not in (None, recipe.train.lora_rank):
         raise PruneError(
             f"the LoRA in {recipe.start} has rank {rank}, but lora_rank is "
-            f"{recipe.train.lora_rank}; they must be the same to go on"
+            f"{recipe.train.lora_rank}; they must be the same to continue"
         )
     return pruned

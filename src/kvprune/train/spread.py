@@ -1,4 +1,4 @@
-"""Interaction weights as large as a layer's inputs are small: every layer must learn to vote."""
+"""Scale interaction weights by the inverse of their layer's inputs, so that every layer learns."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from kvprune.integration.handle import Pruned
 
 log = logging.getLogger(__name__)
 
-# the inputs that the interaction's initial weights, and interaction_lr, are meant for
+# the size of inputs that the initial weights and interaction_lr are designed for
 USUAL = 1.0
 
 
 @torch.no_grad()
 def factors(pruned: Pruned, rows: int = 2, tokens: int = 64) -> Tensor:
-    """USUAL / the root mean square of each layer's inputs (L,), found with random tokens.
+    """USUAL / the root mean square of each layer's inputs (L,), measured with random tokens.
 
     A score is a product of two projections of X. The norms of pretrained models shrink X in some
-    layers, the first above all (GPT-2's and our own by ten and more): the scores there are all
+    layers, most of all in the first (GPT-2's and our own by ten and more): the scores there are all
     but β itself, their gradients vanish, and the gates stay open whatever γ. Adam's steps do not
-    depend on the size of gradients, so weights and learning rate both times this factor are the
-    same as inputs times this factor.
+    depend on the size of gradients, so scaling weights and learning rate by this factor is the
+    same as scaling the inputs by it.
     """
     sizes: dict[int, Tensor] = {}
 
@@ -49,17 +49,17 @@ def factors(pruned: Pruned, rows: int = 2, tokens: int = 64) -> Tensor:
     finally:
         for hook in hooks:
             hook.remove()
-    found = torch.tensor([float(sizes[number]) for number in range(len(hooks))])
-    # FSDP may give a process empty weights, to be filled from the first one's
-    usable = found.isfinite() & (found > 0)
+    measured = torch.tensor([float(sizes[number]) for number in range(len(hooks))])
+    # FSDP may give a process empty weights, filled from the first process later
+    usable = measured.isfinite() & (measured > 0)
     if not usable.all():
         log.warning("the inputs of layers %s have no size", (~usable).nonzero()[:, 0].tolist())
-    return torch.where(usable, USUAL / found, 1.0)
+    return torch.where(usable, USUAL / measured, 1.0)
 
 
 @torch.no_grad()
 def scale(pruned: Pruned, by: Tensor) -> None:
-    """Make fresh interaction weights so much larger, a factor a layer."""
+    """Multiply new interaction weights by one factor per layer."""
     for interaction, factor in zip(pruned.interactions, by.tolist(), strict=True):
         assert math.isfinite(factor)
         for linear in (interaction.query, interaction.key):
