@@ -30,6 +30,30 @@ def test_every_exported_name_is_in_the_api_reference():
     assert listed == set(kvprune.__all__) - {"__version__"}
 
 
+def test_the_picture_of_the_layers_is_current():
+    sys.path.insert(0, str(ROOT / "scripts"))
+    try:
+        import architecture_svg
+    finally:
+        sys.path.pop(0)
+    picture = architecture_svg.draw(architecture_svg.layers())
+    assert architecture_svg.OUT.read_text() == picture, "run python scripts/architecture_svg.py"
+
+
+def test_functions_that_the_architecture_links_to_are_there():
+    text = (ROOT / "docs/architecture.md").read_text()
+    linked = re.findall(r"\[`([\w.]+)`\]\(\.\./(src/[\w/]+\.py)\)", text)
+    assert len(linked) > 20
+    missing = [
+        (name, file)
+        for name, file in linked
+        if not name.endswith(".py")
+        for part in [name.split(".")[-1]]
+        if not re.search(rf"(def|class) {part}\b", (ROOT / file).read_text())
+    ]
+    assert missing == []
+
+
 @pytest.mark.parametrize("guide", GUIDES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_named_files_and_modules_exist(guide):
     text = guide.read_text()

@@ -342,7 +342,9 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     assert [row["method"] for row in rows] == [*common.METHODS] * 2
     assert list(rows[0]) == [*quality.COLUMNS]
     for row in rows:
-        assert (row["sparsity"] > 0.03) == (row["method"] != "dense"), row
+        # SnapKV sees the part that it reads beside its budget, in windows as short as these
+        least = 0.03 if row["method"] == "snapkv" else 0.05
+        assert (row["sparsity"] > least) == (row["method"] != "dense"), row
         assert (row["kl"] > 1e-5) == (row["method"] != "dense"), row
     ours = {row["context"]: row["sparsity"] for row in rows if row["method"] == "ours"}
     for row in rows[2:]:
