@@ -1,11 +1,13 @@
 """Every decode implementation does what a loop over rows, tokens and heads does."""
 
+import math
+
 import pytest
 import torch
 
 from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
-from kvprune.ops.decode import NewToken, Votes, available, best_backend, decode
+from kvprune.ops.decode import DECODE, NewToken, Votes, decode
 from kvprune.ops.form import AttentionForm
 from poisoned_memory import poisoned
 
@@ -113,7 +115,7 @@ def dtypes(backend):
     return [torch.float32, torch.bfloat16] + [torch.float16] * (backend == "reference")
 
 
-BACKENDS = [(backend, dtype) for backend in available() for dtype in dtypes(backend)]
+BACKENDS = [(backend, dtype) for backend in DECODE.available() for dtype in dtypes(backend)]
 every_backend = pytest.mark.parametrize(("backend", "dtype"), BACKENDS)
 
 
@@ -167,6 +169,25 @@ def test_a_score_at_the_threshold_drops(backend, dtype):
     new = NewToken(one, one, one, torch.full((2,), 3))
     decode(table, new, AttentionForm(1.0), votes=votes, backend=backend)
     assert held(table) == [{3}, {3}]
+
+
+@every_backend
+def test_infinite_thresholds(backend, dtype):
+    """No score is ≤ −∞, so that every token stays, unless the score itself is −∞."""
+    table, gone = run(backend, dtype, 30, threshold=-math.inf)
+    assert gone == 0
+    assert table.kept.tolist() == [30, 30, 30]
+    table, _ = run(backend, dtype, 30, threshold=math.inf)
+    assert table.kept.tolist() == [1, 1, 1]
+    table, _ = run(backend, dtype, 30, threshold=-math.inf, beta=-math.inf)
+    assert table.kept.tolist() == [1, 1, 1]
+
+
+@every_backend
+def test_a_score_of_nan_keeps(backend, dtype):
+    table, gone = run(backend, dtype, 10, beta=math.nan)
+    assert gone == 0
+    assert table.kept.tolist() == [10, 10, 10]
 
 
 @every_backend
@@ -295,10 +316,10 @@ def test_memory_comes_back():
 
 
 def test_the_backend_is_chosen_or_refused():
-    assert best_backend(SlotTable(1, 1, 16)) == "cpu"
-    assert best_backend(SlotTable(1, 1, 16, dtype=torch.bfloat16)) == "cpu"
+    assert DECODE.best_backend(torch.ones(1)) == "cpu"
+    assert DECODE.best_backend(torch.ones(1, dtype=torch.bfloat16)) == "cpu"
     half, x = SlotTable(1, 1, 16, dtype=torch.float16), torch.ones(1, 1, 1, 16).half()
-    assert best_backend(half) == "reference"
+    assert DECODE.best_backend(half.keys) == "reference"
     new, form = NewToken(x, x, x, torch.tensor([0])), AttentionForm(1.0)
     with pytest.raises(PruneError, match="float16"):
         decode(half, new, form, backend="cpu")

@@ -1,6 +1,9 @@
 """The α-sigmoid in plain torch, on any device: every kernel is tested against this."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,7 +25,7 @@ def alpha_sigmoid(x: Tensor, alpha: float) -> Tensor:
     """
     score = logit(x.detach(), alpha)
     gate, rest = score.sigmoid(), (-score).sigmoid()
-    return _ImplicitDerivative.apply(x, gate, gate * rest * logit_slope(score, alpha))
+    return _with_slope(x, gate, gate * rest * logit_slope(score, alpha))
 
 
 def log_alpha_sigmoid(x: Tensor, alpha: float) -> Tensor:
@@ -31,9 +34,8 @@ def log_alpha_sigmoid(x: Tensor, alpha: float) -> Tensor:
     Exactly −∞ where the gate is 0, and the gradient σ'/σ is 0 there, not 0/0.
     """
     score = logit(x.detach(), alpha)
-    return _ImplicitDerivative.apply(
-        x, F.logsigmoid(score), (-score).sigmoid() * logit_slope(score, alpha)
-    )
+    slope = (-score).sigmoid() * logit_slope(score, alpha)
+    return _with_slope(x, F.logsigmoid(score), slope)
 
 
 def temperature_sigmoid(x: Tensor, temperature: float) -> Tensor:
@@ -132,3 +134,6 @@ class _ImplicitDerivative(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (slope,) = ctx.saved_tensors
         return grad * slope, None, None
+
+
+_with_slope: Callable[[Tensor, Tensor, Tensor], Tensor] = _ImplicitDerivative.apply

@@ -1,19 +1,21 @@
-"""The gate as a table: α is one number for a whole step, so σ_α is a function of x alone.
+"""The gate as a table: α is constant during a step, so σ_α is a function of x alone.
 
 With y = a·|x| in [0, 1] and z = 1−y, the gate bends where y → 0 (for large α) and where z → 0.
 So the cells are spaced like floats: the smaller of y + `tail` and z is cut after its top 6
-mantissa bits, 64 cells an octave, and those bits are the cell's number. Each cell holds a cubic
+mantissa bits, 64 cells per octave, and those bits are the cell's number. Each cell holds a cubic
 with the exact value and slope at both ends; the slope of the gate is the slope of the cubic.
 """
+
+from __future__ import annotations
 
 import functools
 import math
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
 from kvprune.errors import PruneError
+from kvprune.ops.jit import Array, Float64s, Scalar, njit
 
 from .reference import check_alpha, check_temperature
 
@@ -32,8 +34,8 @@ LARGEST_SLOPE = float(np.finfo(np.float32).max)
 class GateTable(NamedTuple):
     """One gate, as plain arrays and scalars that a compiled function can take."""
 
-    gate_cells: np.ndarray  # (2 · half, 4) float64, cubics; x ≤ 0 first; in a half: z, then y
-    log_cells: np.ndarray  # the same of log gate
+    gate_cells: Float64s  # (2 · half, 4) float64, cubics; x ≤ 0 first; in a half: z, then y
+    log_cells: Float64s  # the same of log gate
     half: int
     scale: float  # y = scale · |x|
     tail: float  # the cells of smaller y are evenly spaced
@@ -86,7 +88,7 @@ def alpha_table(alpha: float) -> GateTable:
     )
 
 
-def _ends(low: float, high: float) -> np.ndarray:
+def _ends(low: float, high: float) -> Float64s:
     """The left ends of the cells from that of `low` to that of `high`, and the last right end."""
     top = np.arange(_top_bits(low), _top_bits(high) + 2, dtype=np.int64)
     return (top << FRACTION_BITS).view(np.float64)
@@ -96,7 +98,7 @@ def _top_bits(w: float) -> int:
     return int(np.float64(w).view(np.int64)) >> FRACTION_BITS
 
 
-def _cubics(w: np.ndarray, t: np.ndarray, a: float, sign: int) -> np.ndarray:
+def _cubics(w: Float64s, t: Float64s, a: float, sign: int) -> Float64s:
     """The gate and its log, at −|x| and |x|, as cubics in w − left end; dy/dw = `sign`."""
     fade = np.exp(-t)
     p, q = fade / (1 + fade), 1 / (1 + fade)  # the gate at −|x| and at |x|
@@ -117,7 +119,7 @@ def _cubics(w: np.ndarray, t: np.ndarray, a: float, sign: int) -> np.ndarray:
 
 
 @njit(cache=True)
-def _solve(y, z, a):
+def _solve(y: Float64s, z: Float64s, a: float) -> Float64s:
     """reference.solve for y in growing order, so that each root is a lower bound of the next."""
     roots = np.empty_like(y)
     t = 0.0
@@ -147,16 +149,16 @@ device = njit(forceinline=True, fastmath={"contract"})
 
 
 @device
-def _locate(x, table):
+def _locate(x: Scalar, table: GateTable) -> tuple[Scalar, Scalar]:
     """The row of x and its distance from the left end of that cell, without a branch."""
-    y = table.scale * abs(np.float64(x))
-    z = 1.0 - y
+    y: Scalar = table.scale * abs(np.float64(x))
+    z: Scalar = 1.0 - y
     y = y + table.tail
     # each of these is a min or max without a branch, and in this order NaN comes through
     z = 0.0 if z < 0.0 else z
     w = y if y <= z else z
     bits = np.float64(w).view(np.int64)
-    row = (bits >> FRACTION_BITS) - (table.first_y if y <= z else table.first_z)
+    row: Scalar = (bits >> FRACTION_BITS) - (table.first_y if y <= z else table.first_z)
     # z = 0 has no bits of its own and NaN has too many
     row = min(max(row, 0), table.half - 1) + (table.half if x > 0 else 0)
     left = np.int64(bits & CELL_MASK).view(np.float64)
@@ -164,13 +166,13 @@ def _locate(x, table):
 
 
 @device
-def _value(x, table, c):
+def _value(x: Scalar, table: GateTable, c: Array) -> Scalar:
     row, t = _locate(x, table)
     return np.float32(c[row, 0] + t * (c[row, 1] + t * (c[row, 2] + t * c[row, 3])))
 
 
 @device
-def _slope(x, table, c):
+def _slope(x: Scalar, table: GateTable, c: Array) -> Scalar:
     row, t = _locate(x, table)
     # the cubic may run against x, but the gate never falls
     slope = table.scale * abs(c[row, 1] + t * (2.0 * c[row, 2] + t * (3.0 * c[row, 3])))
@@ -178,24 +180,24 @@ def _slope(x, table, c):
 
 
 @device
-def gate(x, table):
+def gate(x: Scalar, table: GateTable) -> Scalar:
     """gate(x) as float32, exactly 0 and 1 where it saturates."""
     return _value(x, table, table.gate_cells)
 
 
 @device
-def gate_slope(x, table):
+def gate_slope(x: Scalar, table: GateTable) -> Scalar:
     """d gate/dx as float32, 0 where the gate is 0 or 1."""
     return _slope(x, table, table.gate_cells)
 
 
 @device
-def log_gate(x, table):
+def log_gate(x: Scalar, table: GateTable) -> Scalar:
     """log gate(x) as float32: −∞ where the gate is 0, 0 where it is 1."""
     return _value(x, table, table.log_cells)
 
 
 @device
-def log_gate_slope(x, table):
+def log_gate_slope(x: Scalar, table: GateTable) -> Scalar:
     """d log gate/dx as float32, 0 where the gate is 0 or 1."""
     return _slope(x, table, table.log_cells)

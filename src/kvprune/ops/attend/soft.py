@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -54,8 +54,7 @@ def soft_attention(
     options = _Options(timeline, gate, form._replace(sinks=None), block, backend, seed)
     # autocast would turn the products of scores into half precision
     with torch.autocast(q.device.type, enabled=False):
-        out, keep_sum = _SoftAttention.apply(q, k, v, form.sinks, options, *flat)
-        return out, keep_sum
+        return _soft_attention(q, k, v, form.sinks, options, *flat)
 
 
 class _Options(NamedTuple):
@@ -93,7 +92,7 @@ class _SoftAttention(torch.autograd.Function):
             for i, block in enumerate(blocks):
                 part = row.recompute(block, carries[i, :, rows])
                 out[rows, :, block] = row.output(part)
-                keep_sum[rows] += part.keep_sum(options.timeline.clock[rows, block])
+                keep_sum[rows] += part.keep_sum()
                 if i + 1 < len(blocks):
                     carries[i + 1, :, rows] = part.carry
         ctx.save_for_backward(q, k, v, sinks, carries, *flat)
@@ -112,7 +111,7 @@ class _SoftAttention(torch.autograd.Function):
         scratch = (Scratch(q, ctx.options.block), Scratch(q, ctx.options.block))
         for rows in row_groups(q):
             row = _Row(q, k, v, sinks, votes, ctx.options, rows, scratch)
-            # d loss / d carry after the block at hand, a layer of votes each
+            # d loss / d carry after the current block, one per layer of votes
             carry_grad = [torch.zeros_like(carries[0, 0, rows]) for _ in votes]
             for i, block in reversed(list(enumerate(blocks))):
                 part = row.recompute(block, carries[i, :, rows])
@@ -128,21 +127,25 @@ class _SoftAttention(torch.autograd.Function):
         return *qkv_grads, sinks_grad, None, *flat_grads
 
 
+_soft_attention: Callable[..., tuple[Tensor, Tensor]] = _SoftAttention.apply
+
+
 @dataclass
 class _Part:
     """One block of queries against the keys alive for it, recomputed from its carry."""
 
     block: slice
     keys: Tensor | None  # indices (S,), None: all before the block's end
-    scores: list[Tensor]  # (B, Q, S), a layer of votes each
+    time: Timeline  # of the block's queries and those keys
+    scores: list[Tensor]  # (B, Q, S), one per layer of votes
     bias: Tensor  # log keep, (B, Q, S)
     carry: Tensor  # log keep after the block, (layers of votes, B, T)
     weights: Tensor  # softmax, (B, Hkv, G·Q, S); lives until the next block is computed
     tanh: Tensor | None  # soft-capped logits / softcap, as weights
 
-    def keep_sum(self, clock: Tensor) -> Tensor:
+    def keep_sum(self) -> Tensor:
         # every real query sees itself with keep 1, and a pad's row of zeros is no pair at all
-        real = clock >= 0
+        real = self.time.clock >= 0
         keep = self.bias.exp().sum(-1)
         return ((keep - 1) * real).sum(-1)
 
@@ -174,9 +177,12 @@ class _Row:
         if time.padded:
             alive = alive & (time.clock[:, :stop] >= 0)
         keys = alive_keys(alive)
-        visible = take(time.visible_from, keys, stop, 1)
-        votable = take(time.votable_from, keys, stop, 1)
-        clock = time.clock[:, block]
+        time = replace(
+            time,
+            clock=time.clock[:, block],
+            visible_from=take(time.visible_from, keys, stop, 1),
+            votable_from=take(time.votable_from, keys, stop, 1),
+        )
 
         bias: Tensor | None = None
         scores, carry = [], carry.clone()
@@ -186,7 +192,7 @@ class _Row:
                 beta.expand(1, 1, 1), q_int[self.rows, block], k_alive.transpose(1, 2)
             )
             old = take(carry[layer], keys, stop, 1)
-            log, new = log_keep(score, old, clock, visible, votable, options.gate, options.backend)
+            log, new = log_keep(score, old, time, options.gate, options.backend)
             if keys is None:
                 carry[layer, :, :stop] = new
             else:
@@ -203,7 +209,7 @@ class _Row:
             torch.mul(tanh, self.form.softcap, out=logits)
         ungroup_heads(logits, self.heads).add_(bias[:, None])
         weights = softmax_with_sinks_(logits, self.sinks)
-        return _Part(block, keys, scores, bias, carry, weights, tanh)
+        return _Part(block, keys, time, scores, bias, carry, weights, tanh)
 
     def dropped(self, part: _Part) -> Tensor | None:
         """The dropout factors of the block's weights; the same whenever it is recomputed."""
@@ -262,15 +268,13 @@ class _Row:
     ) -> None:
         """Adds to the gradients of q_int, k_int, β of every layer of votes."""
         options, keys, block, stop = self.options, part.keys, part.block, part.block.stop
-        clock = self.time.clock[:, block]
-        votable = take(self.time.votable_from, keys, stop, 1)
-        if self.time.padded:
-            bias_grad = bias_grad * (clock >= 0)[..., None]
+        if part.time.padded:
+            bias_grad = bias_grad * (part.time.clock >= 0)[..., None]
         for layer, (q_int, k_int, _) in enumerate(self.votes):
             grad_q, grad_k, grad_beta = vote_grads[layer]
             old = take(carry_grad[layer], keys, stop, 1)
             grad, new = log_keep_backward(
-                bias_grad, part.scores[layer], old, clock, votable, options.gate, options.backend
+                bias_grad, part.scores[layer], old, part.time, options.gate, options.backend
             )
             if keys is None:
                 carry_grad[layer][:, :stop] = new

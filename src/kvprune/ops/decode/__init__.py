@@ -1,27 +1,20 @@
-"""Vote, drop, attend and insert for one new token a row: a plain version and its kernels."""
+"""Vote, drop, attend and insert for one new token per row: a plain version and its kernels."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kvprune.errors import PruneError
-from kvprune.ops.decode import cpu, reference
+from kvprune.ops.decode import reference
 from kvprune.ops.decode.reference import Decoded, NewToken, Votes
 from kvprune.ops.decode.table import Table
+from kvprune.ops.dispatch import Operation
 from kvprune.ops.form import AttentionForm
 
-IMPLEMENTATIONS = {"reference": reference.decode, "cpu": cpu.decode}
+__all__ = ["DECODE", "Decoded", "NewToken", "Votes", "decode"]
 
-__all__ = ["Decoded", "NewToken", "Votes", "available", "best_backend", "decode"]
-
-
-def available(exclude: str | None = None) -> list[str]:
-    return [name for name in IMPLEMENTATIONS if name != exclude]
-
-
-def best_backend(table: Table) -> str:
-    fits = table.keys.device.type == "cpu" and table.keys.dtype in cpu.DTYPES
-    return "cpu" if fits else "reference"
+DECODE = Operation(reference.decode, cpu=[torch.float32, torch.bfloat16])
 
 
 def decode(
@@ -35,14 +28,7 @@ def decode(
     backend: str | None = None,
 ) -> Decoded:
     """See `reference.decode`; `backend` names an implementation, by default the best that fits."""
-    name = backend or best_backend(table)
-    if name not in IMPLEMENTATIONS:
-        raise PruneError(f"no decode backend is called {name!r}; choose one of {available()}")
-    if name == "cpu" and best_backend(table) != "cpu":
-        raise PruneError(
-            f"the cpu backend cannot read {table.keys.dtype} on {table.keys.device}; "
-            f"use 'reference', or a table on the cpu in one of {list(cpu.DTYPES)}"
-        )
+    implementation = DECODE.implementation(table.keys, backend)
     if also_drop is not None and also_drop.shape != (table.rows, table.width):
         raise PruneError(
             f"also_drop has the shape {tuple(also_drop.shape)}; it must be that of the table's "
@@ -56,7 +42,6 @@ def decode(
         )
     if form.sinks is not None:
         raise PruneError(
-            "the decode step knows no attention sinks; use hard_attention over the table's slots"
+            "the decode step has no attention sinks; use hard_attention over the table's slots"
         )
-    implementation = IMPLEMENTATIONS[name]
     return implementation(table, new, form, votes=votes, also_drop=also_drop, weights=weights)

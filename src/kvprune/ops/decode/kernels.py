@@ -1,16 +1,18 @@
 """The decode step's kernels: vote, drop, move, insert, attend, over rows that are dense prefixes.
 
-Arrays come from `cpu.decode`; a stored bfloat16 arrives as its bits.
+The arrays are views of tensors (see `cpu.decode`); a stored bfloat16 arrives as its bits.
 """
 
 from __future__ import annotations
 
 import math
+from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit, prange
+from numba import prange
 
 from kvprune.ops.decode.scalar import exp, widen
+from kvprune.ops.jit import Array, Scalar, njit
 
 # sums may be reordered; NaN and infinities keep their meaning
 FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
@@ -19,83 +21,110 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 BLOCK = 32
 
 
+class New(NamedTuple):
+    """What one new token per row brings."""
+
+    query: Array  # (B, Hq, 1, D) float32
+    key: Array  # (B, H, 1, D)
+    value: Array  # (B, H, 1, Dv)
+    query_int: Array  # (B, R) float32; R = 0: no vote
+    key_int: Array  # (B, R) float32
+    number: Array  # (B,) int64
+    active: Array  # (B,) bool
+    also_drop: Array  # (B, S) bool; (B, 0) if nothing but votes drops
+
+
+class Rules(NamedTuple):
+    """The numbers of `Votes` and of `AttentionForm`."""
+
+    beta: float
+    threshold: float
+    protect_first: int
+    protect_recent: int
+    scaling: float
+    softcap: float  # 0: none
+
+
+class Columns(NamedTuple):
+    """The table's columns at full capacity."""
+
+    keys: Array  # (B, H, capacity, D)
+    values: Array  # (B, H, capacity, Dv)
+    key_int: Array  # (B, capacity, R)
+    token: Array  # (B, capacity)
+    valid: Array  # (B, capacity)
+
+
+class Moves(NamedTuple):
+    """What the first kernel tells the second."""
+
+    kept: Array  # (B,), tokens before the new one is inserted
+    slots: Array  # (B, capacity + 1, 2): from, to; −1 ends the list
+
+
+class Result(NamedTuple):
+    dropped: Array  # (B, S) int64
+    weights: Array  # (B, Hq, S + 1) float32; (B, Hq, 0) if not wanted
+    output: Array  # (B, Hq, 1, Dv) float32
+
+
 @njit(cache=True)
-def step(
-    query,
-    new_key,
-    new_value,
-    q_int,
-    new_int,
-    new_token,
-    active,
-    also_drop,
-    beta,
-    threshold,
-    protect_first,
-    protect_recent,
-    scaling,
-    softcap,
-    key_int,
-    token,
-    valid,
-    keys,
-    values,
-    kept,
-    moves,
-    dropped,
-    p,
-    output,
-):
-    """Both kernels in one call from Python; how many slots the longest row holds now."""
+def step(*flat: Any) -> int:
+    """Both kernels on the fields of (New, Rules, Columns, Moves, Result); the new width.
+
+    A named tuple as an argument costs Numba three times as much as its fields.
+    """
+    new, rules = New(*flat[:8]), Rules(*flat[8:14])
+    columns, moves, result = Columns(*flat[14:19]), Moves(*flat[19:21]), Result(*flat[21:])
+    # arrays to be written come by themselves: in a parallel kernel Numba takes the last write to
+    # a field of a tuple for dead code
     vote_and_drop(
-        q_int, new_int, new_token, active, also_drop, np.float32(beta), np.float32(threshold),
-        protect_first, protect_recent, key_int, token, valid, kept, moves, dropped,
+        new, rules, columns.key_int, columns.token, columns.valid, moves.kept, moves.slots,
+        result.dropped,
     )  # fmt: skip
     insert_and_attend(
-        query, new_key, new_value, active, np.float32(scaling), np.float32(softcap), kept, moves,
-        keys, values, p, output,
+        new, rules, columns.keys, columns.values, moves.kept, moves.slots, result.weights,
+        result.output,
     )  # fmt: skip
-    return (kept + active).max() if len(kept) else 0
+    return (moves.kept + new.active).max() if len(moves.kept) else 0
 
 
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def vote_and_drop(
-    q_int,
-    new_int,
-    new_token,
-    active,
-    also_drop,
-    beta,
-    threshold,
-    protect_first,
-    protect_recent,
-    key_int,
-    token,
-    valid,
-    kept,
-    moves,
-    dropped,
-):
-    """Everything that a row's heads share: the vote, the list of moves, token and K_int."""
-    (B, S), R = dropped.shape, q_int.shape[1]
+    new: New,
+    rules: Rules,
+    key_int: Array,
+    token: Array,
+    valid: Array,
+    kept: Array,
+    slots: Array,
+    dropped: Array,
+) -> None:
+    """What a row's heads share: the vote, the list of moves, token numbers and interaction keys."""
+    query_int, new_int, number = new.query_int, new.key_int, new.number
+    active, also_drop = new.active, new.also_drop
+    beta, threshold = np.float32(rules.beta), np.float32(rules.threshold)
+    protect_first, protect_recent = rules.protect_first, rules.protect_recent
+    (B, S), R = dropped.shape, query_int.shape[1]
     for b in prange(B):
         n = 0
         for j in range(S):
             n += valid[b, j]
             dropped[b, j] = -1
-        moves[b, 0, 0] = -1
+        slots[b, 0, 0] = -1
         kept[b] = n
         if not active[b]:
             continue
         for j in range(n):
             out = also_drop.shape[1] > 0 and also_drop[b, j]
-            if R and token[b, j] >= protect_first and new_token[b] - token[b, j] > protect_recent:
+            if R and token[b, j] >= protect_first and number[b] - token[b, j] > protect_recent:
                 s = np.float32(0)
                 for r in range(R):
-                    s += q_int[b, r] * key_int[b, j, r]
+                    s += query_int[b, r] * key_int[b, j, r]
                 out |= s + beta <= threshold
             if out:
                 dropped[b, j] = token[b, j]
+        # the row's last survivors move into the slots of the dropped
         j = m = 0
         while j < n:
             if dropped[b, j] >= 0:
@@ -105,27 +134,36 @@ def vote_and_drop(
                 if n > j:
                     token[b, j] = token[b, n]
                     key_int[b, j] = key_int[b, n]
-                    moves[b, m] = n, j
+                    slots[b, m] = n, j
                     m += 1
             j += 1
-        moves[b, m, 0] = -1
+        slots[b, m, 0] = -1
         valid[b, n:S] = False
-        token[b, n], valid[b, n] = new_token[b], True
+        token[b, n], valid[b, n] = number[b], True
         key_int[b, n, :R] = new_int[b]
         kept[b] = n
 
 
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def insert_and_attend(
-    query, new_key, new_value, active, scaling, softcap, kept, moves, keys, values, p, output
-):
-    """Each key head: carry out the moves, store the new token, attend to the row's prefix."""
-    (B, H), G = keys.shape[:2], query.shape[1] // keys.shape[1]
-    # a slice of heads would lose the compiler's knowledge that numbers lie side by side
-    query = query.reshape((B, H, G, query.shape[3]))
+    new: New,
+    rules: Rules,
+    keys: Array,
+    values: Array,
+    kept: Array,
+    slots: Array,
+    p: Array,
+    output: Array,
+) -> None:
+    """Per key head: carry out the moves, store the new token, attend to the row's prefix."""
+    new_key, new_value, active = new.key, new.value, new.active
+    scaling, softcap = np.float32(rules.scaling), np.float32(rules.softcap)
+    (B, H), G = keys.shape[:2], new.query.shape[1] // keys.shape[1]
+    # reshaped, not sliced, so that the compiler still knows that the arrays are contiguous
+    query = new.query.reshape((B, H, G, new.query.shape[3]))
     output = output.reshape((B, H, G, output.shape[3]))
     p = p.reshape((B, H, G, p.shape[2]))
-    # rows change fastest, so a thread's share holds long and short ones alike
+    # rows change fastest, so that every thread gets long and short ones
     for task in prange(H * B):
         h, b = task // B, task % B
         out = output[b, h]
@@ -137,20 +175,29 @@ def insert_and_attend(
             continue
         k, v = keys[b, h], values[b, h]
         m = 0
-        while moves[b, m, 0] >= 0:
-            source, slot = moves[b, m]
+        while slots[b, m, 0] >= 0:
+            source, slot = slots[b, m]
             k[slot] = k[source]
             v[slot] = v[source]
             m += 1
         k[kept[b]], v[kept[b]] = new_key[b, h, 0], new_value[b, h, 0]
         n = kept[b] + 1
-        # nobody asked for the weights: they live in a few hundred bytes, hot in the cache
+        # weights that are not wanted take a few hundred bytes, which stay in the cache
         weights = p[b, h] if p.shape[3] else np.empty((G, n), np.float32)
         attend(query[b, h], k, v, n, scaling, softcap, weights, out)
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def attend(query, k, v, n, scaling, softcap, p, output):
+def attend(
+    query: Array,
+    k: Array,
+    v: Array,
+    n: int,
+    scaling: Scalar,
+    softcap: Scalar,
+    p: Array,
+    output: Array,
+) -> None:
     """One key head: its G queries take turns on each block of slots while it is in the cache."""
     G = query.shape[0]  # query: (G, D), k: (S, D), v: (S, Dv), p: (G, S), output: (G, Dv)
     block = n if G == 1 else BLOCK
@@ -169,7 +216,7 @@ def attend(query, k, v, n, scaling, softcap, p, output):
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def softmax(p, scaling, softcap):
+def softmax(p: Array, scaling: Scalar, softcap: Scalar) -> None:
     """Dot products become weights, in place."""
     n = len(p)
     for j in range(n):
@@ -190,7 +237,7 @@ def softmax(p, scaling, softcap):
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def dots(logit, q, k):
+def dots(logit: Array, q: Array, k: Array) -> None:
     """logit[j] = q·k[j], four slots at a time so that each part of `q` is loaded once for four."""
     n, zero = len(k), np.float32(0)
     fours = n // 4 * 4
@@ -211,7 +258,7 @@ def dots(logit, q, k):
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def add_values(out, p, v):
+def add_values(out: Array, p: Array, v: Array) -> None:
     """out += Σ p[j] v[j], eight slots at a time: `out` is loaded and stored once for eight."""
     n = len(v)
     eights = n // 8 * 8

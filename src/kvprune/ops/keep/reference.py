@@ -2,41 +2,39 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from kvprune.ops.gate import Gate
+from kvprune.ops.gate import Gate
+from kvprune.ops.timeline import Timeline
 
 
-def log_keep(
-    scores: Tensor, carry: Tensor, clock: Tensor, visible: Tensor, votable: Tensor, gate: Gate
-) -> tuple[Tensor, Tensor]:
+def log_keep(scores: Tensor, carry: Tensor, time: Timeline, gate: Gate) -> tuple[Tensor, Tensor]:
     """How much of each key is left for each query of a block, and after the block.
 
     Paper, Eq. (sparisy), in logs:  log keep[k, j] = carry[j] + Σ_{i ≤ k, i in block} log gate[i, j]
     where carry[j] is the sum over the queries before the block. A sum of logs, because 200 gates
-    of 0.5 multiply to 0 in float32 and a faint token would look dropped.
+    of 0.5 multiply to 0 in float32 and a faint token would look dropped. `time` is that of the
+    block's queries and of the keys.
     """
-    now = clock[..., None]  # scores: (B, Q, S), carry: (B, S), clock: (B, Q), the rest: (B, S)
-    votes = gate.log(scores).where(now >= votable[:, None], 0.0)
+    now = time.clock[..., None]  # (B, Q, 1); scores: (B, Q, S), carry: (B, S)
+    votes = gate.log(scores).where(now >= time.votable_from[:, None], 0.0)
     running = carry[:, None] + votes.cumsum(dim=-2)
     after = running[:, -1]
-    # a pad sees nobody, but a softmax over nothing is NaN: it sees all, and nobody looks at it
-    return running.where(now >= visible[:, None], -torch.inf).where(now >= 0, 0.0), after
+    seen = running.where(now >= time.visible_from[:, None], -torch.inf)
+    # a softmax over nothing is NaN: a pad sees every key, and its output is not used
+    return seen.where(now >= 0, 0.0), after
 
 
 def log_keep_backward(
-    grad: Tensor, scores: Tensor, carry_grad: Tensor, clock: Tensor, votable: Tensor, gate: Gate
+    grad: Tensor, scores: Tensor, carry_grad: Tensor, time: Timeline, gate: Gate
 ) -> tuple[Tensor, Tensor]:
     """Gradients of the scores and of the carry before the block.
 
-    A vote weighs on its own query and on every later one: d/d log gate[i, j] is the sum of
+    A vote affects its own query and every later one: d/d log gate[i, j] is the sum of
     grad[k, j] over k ≥ i, with carry_grad[j] from the blocks that follow. `grad` is 0 wherever
     log keep is -∞.
     """
     later = grad.flip(-2).cumsum(dim=-2).flip(-2) + carry_grad[:, None]
-    votes = clock[..., None] >= votable[:, None]
+    votes = time.clock[..., None] >= time.votable_from[:, None]
     return (later * gate.log_slope(scores)).where(votes, 0.0), later[:, 0]
