@@ -209,10 +209,10 @@ def test_a_limit_for_one_task_leaves_the_others_whole(place, tmp_path):
 
 
 @pytest.mark.parametrize(("limit", "match"), [
-    ("piqa=", "'piqa=' must be a number, or numbers of tasks"),
+    ("piqa=", "'piqa=' must be a number, or one per task"),
     ("many", "'many' must be a number"),
     ("arc=3", "task 'arc' is unknown"),
-    ("hellaswag=3", "limit of 3 for hellaswag, which is not asked for"),
+    ("hellaswag=3", "limit of 3 for hellaswag, which is not among the tasks"),
     ("piqa=0", "0 rows of piqa are too few"),
     ("-1", "-1 rows of piqa are too few"),
 ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The dense model to compare with, and what tells one set of weights from another."""
+"""The dense model to compare with, and a digest of a model's weights."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 
 
-def dense_beside(
+def dense_reference(
     loaded: Loaded, name: str | None = None, dtype: str = "auto", device: str | None = None
 ) -> PreTrainedModel | Literal["open"] | None:
-    """What to compare with: a model by name, or the one that this was made from.
+    """What to compare with: a model by name, or the base model. None for a dense model.
 
-    An adapter's is its own base with every gate open. A dense model is compared with nothing.
+    The base model of an adapter is the model itself with every gate open ("open").
     """
     pruned = isinstance(loaded.model, Pruned) and loaded.model.config.prunes
     if name is None and not pruned:
@@ -35,7 +35,7 @@ def dense_beside(
 
 
 def identity(model: PreTrainedModel) -> str:
-    """Changes with any weight: what a model measured must not mix with what it measures now."""
+    """A digest of all weights: results of different weights must not mix."""
     digest = hashlib.blake2b(digest_size=8)
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -1,4 +1,4 @@
-"""A sweep's finished points in one file: what was measured is never measured twice, nor lost."""
+"""Finished measurements of a sweep in one file: nothing is measured twice, nothing is lost."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ Row = dict[str, Any]
 class Points:
     """Rows of plain values, grouped under the setting that they were measured at.
 
-    `measure` computes the rows of a setting once: a sweep that is interrupted and started again
-    goes on with the first setting that the file does not hold. `about` (versions, sizes, the
-    command) must be the same in both runs, as rows measured differently do not mix. Without a
-    path nothing outlives the process.
+    `measure` computes the rows of a setting once: a sweep that was interrupted resumes at the first
+    setting that is not in the file. `about` (versions, sizes, the command) must be the same in both
+    runs, as rows measured differently do not mix. Without a path nothing is stored.
     """
 
     def __init__(self, path: str | Path | None, about: Row | None = None):
@@ -46,7 +45,7 @@ class Points:
         self._groups = groups
 
     def measure(self, setting: Row, rows: Callable[[], Iterable[Row]]) -> list[Row]:
-        """The rows of this setting: as found in the file, or else computed and written to it."""
+        """The rows of this setting: from the file, or else computed and written to it."""
         key = _key(setting)
         if key not in self._groups:
             self._groups[key] = [{**setting, **row} for row in rows()]
@@ -63,12 +62,12 @@ class Points:
 
     @property
     def document(self) -> Row:
-        """All of it as one object: what the file holds, and what --json prints."""
+        """Everything as one object: what is in the file, and what --json prints."""
         points = [{"setting": json.loads(key), "rows": rows} for key, rows in self._groups.items()]
         return {"about": self.about, "points": points}
 
     def write(self, path: Path) -> Path:
-        """Write all of it into this file, in place of what it held."""
+        """Write everything into this file, which is replaced."""
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(self.document, indent=1, ensure_ascii=False)
         write_atomically(path, text.encode())

@@ -1,4 +1,4 @@
-"""kvprune eval: one question a command."""
+"""kvprune eval: one command per question."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvprune.cli.evaluate.throughput import throughput
 from kvprune.cli.evaluate.zeroshot import lm_eval, zeroshot
 
 eval_app = typer.Typer(
-    help="Measure a model: perplexity, zero-shot tasks, cost, throughput, and all side by side.",
+    help="Measure a model: perplexity, zero-shot tasks, cost and throughput; compare results.",
     no_args_is_help=True,
 )
 eval_app.command()(perplexity)

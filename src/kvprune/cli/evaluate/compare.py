@@ -1,4 +1,4 @@
-"""kvprune eval compare: what the other commands wrote, side by side."""
+"""kvprune eval compare: results of the other commands, side by side."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from kvprune.cli.evaluate.common import print_written, table
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="Folders or JSON files of eval --out.")],
+    results: Annotated[
+        list[Path], typer.Argument(help="Folders or JSON files written by eval --out.")
+    ],
     out: Annotated[
-        Path | None, typer.Option(help="Write compare.html, .png, .svg and .json there.")
+        Path | None, typer.Option(help="Folder for compare.html, .png, .svg and .json.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Several models in one table, one figure and one page: quality, bytes, speed."""
+    """Compare several models in one table, figure and page: quality, bytes, speed."""
     from kvprune.evaluate.compare.tables import compare as run
     from kvprune.evaluate.compare.tables import summary_table
 

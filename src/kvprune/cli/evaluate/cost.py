@@ -1,4 +1,4 @@
-"""kvprune eval cost: FLOPs and cache bytes by formula, with no weights at hand."""
+"""kvprune eval cost: FLOPs and cache bytes by formula, without any weights."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ if TYPE_CHECKING:
 
 def cost(
     model: Annotated[
-        str, typer.Argument(help="A folder with config.json, a hub name, tiny, gpt2 ... gpt2-xl.")
+        str, typer.Argument(help="Folder with config.json, hub name, tiny, or gpt2 to gpt2-xl.")
     ],
-    sparsity: Annotated[str, typer.Option(help="Shares of the context dropped.")] = "0,0.5,0.8",
+    sparsity: Annotated[
+        str, typer.Option(help="Shares of the context that are dropped.")
+    ] = "0,0.5,0.8",
     context: Annotated[str, typer.Option(help="Tokens before the new one.")] = "256,512,1024",
     batch: Annotated[str, typer.Option(help="Rows of the cache.")] = "1",
     rank: Annotated[int, typer.Option(help="Width r of the interaction keys.", min=1)] = 64,
-    dtype: Annotated[str, typer.Option(help="Of keys and values; auto: the model's.")] = "auto",
+    dtype: Annotated[str, typer.Option(help="Of keys and values; auto: as the model.")] = "auto",
     out: Annotated[
-        Path | None, typer.Option(help="Write cost.json, cost.png and cost.svg there.")
+        Path | None, typer.Option(help="Folder for cost.json, cost.png and cost.svg.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """What a token and a cache cost, dense and pruned, from the model's configuration alone."""
+    """Compute FLOPs per token and cache bytes, dense and pruned, from a configuration alone."""
     sparsities = numbers(sparsity, float, "--sparsity")
     contexts, batches = numbers(context, int, "--context"), numbers(batch, int, "--batch")
 
@@ -71,13 +73,13 @@ def _show(shape: Shape, rows: list[dict[str, Any]]) -> None:
     for key, what in (("flops", "one more token"), ("flops_prefill", "a prompt")):
         totals = [sum(row[key].values()) for row in shown]
         lines = [[part, *(operations(row[key][part]) for row in shown)] for part in PARTS]
-        lines += [["in all", *(operations(total) for total in totals)]]
+        lines += [["total", *(operations(total) for total in totals)]]
         lines += [["against dense", *(f"{total / totals[0]:.3f} ×" for total in totals)]]
         table(f"{shape.name}: FLOPs of {what}, context {largest:,}", ["", *names], lines)
     table(
         f"{shape.name}: bytes of the cache, {shape.dtype}; weights "
         f"{size(rows[0]['weight_bytes'])}",
-        ["context", "batch", "", "keys + values", "interaction", "bookkeeping", "in all",
+        ["context", "batch", "", "keys + values", "interaction", "bookkeeping", "total",
          "against dense", "with slack, at most"],
         ([f"{row['context']:,}", str(row["batch"]), _side(row), *_bytes(row)] for row in rows),
         left=3,

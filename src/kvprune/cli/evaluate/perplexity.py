@@ -20,39 +20,44 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
     data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="Folder written by Pruned.save.")] = None,
     length: Annotated[
         int | None,
-        typer.Option(help="Tokens of a window.", show_default="the model's, at most 1024", min=2),
+        typer.Option(help="Tokens per window.", show_default="the model's, at most 1024", min=2),
     ] = None,
     stride: Annotated[
         int | None,
-        typer.Option(help="From a window to the next; the rest is context only.", min=1),
+        typer.Option(
+            help="Tokens from one window to the next; the others are context only.", min=1
+        ),
     ] = None,
     contexts: Annotated[
-        str | None, typer.Option(help="Sizes such as 64,128.", show_default="1,2,4,...")
+        str | None, typer.Option(help="Context sizes, such as 64,128.", show_default="1,2,4,...")
     ] = None,
-    max_windows: Annotated[int | None, typer.Option(help="Read the first so many.", min=1)] = None,
+    max_windows: Annotated[int | None, typer.Option(help="Read at most this many.", min=1)] = None,
     dense: Annotated[bool, typer.Option(help="Compare with the dense model.")] = True,
     dense_model: Annotated[
-        str | None, typer.Option(help="Another one.", show_default="what it was made from")
+        str | None,
+        typer.Option(help="The dense model to compare with.", show_default="its base model"),
     ] = None,
-    path: Annotated[str, typer.Option(help="full, or cached: as generation does.")] = "full",
-    chunk: Annotated[int, typer.Option(help="Tokens read at once if cached.", min=1)] = 64,
+    path: Annotated[str, typer.Option(help="full; or cached, as in generation.")] = "full",
+    chunk: Annotated[int, typer.Option(help="Tokens read at once with --path cached.", min=1)] = 64,
     batch: Annotated[int, typer.Option(help="Windows read at once.", min=1)] = 4,
-    text_field: Annotated[str, typer.Option(help="Of JSON, parquet and hub rows.")] = "text",
+    text_field: Annotated[
+        str, typer.Option(help="Field that holds the text in JSON, parquet and hub rows.")
+    ] = "text",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
+        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if available")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep numbers and figures here, and go on from them.")
+        Path | None, typer.Option(help="Folder for numbers and figures; resumes from it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Perplexity and sparsity by context size, beside the dense model."""
+    """Measure perplexity and sparsity by context size, compared with the dense model."""
     sizes = None if contexts is None else numbers(contexts, int, "--contexts")
 
     from kvprune.evaluate.perplexity.run import run
@@ -69,7 +74,7 @@ def perplexity(
     else:
         _show(measured)
     if out is not None:
-        print(f"kept in {out}: perplexity.json, .png, .svg", file=sys.stderr)
+        print(f"wrote perplexity.json, .png and .svg in {out}", file=sys.stderr)
 
 
 def _show(measured: Measured) -> None:

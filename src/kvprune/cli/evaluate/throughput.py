@@ -20,40 +20,47 @@ if TYPE_CHECKING:
 
 
 def throughput(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
     adapter: Annotated[
-        str | None, typer.Option(help="What Pruned.save wrote; its decisions are measured, too.")
+        str | None, typer.Option(help="Folder written by Pruned.save: measure its decisions, too.")
     ] = None,
     context: Annotated[
-        str | None, typer.Option(help="Tokens read before.", show_default="up to the model's")
+        str | None,
+        typer.Option(help="Tokens read before decoding.", show_default="up to the model's"),
     ] = None,
     batch: Annotated[
-        str | None, typer.Option(help="Rows.", show_default="1,8,32; with --memory 1,2,4,...")
+        str | None,
+        typer.Option(help="Rows decoded together.", show_default="1,8,32; with --memory 1,2,4,..."),
     ] = None,
-    sparsity: Annotated[str, typer.Option(help="Of ideal rows, all alike.")] = "0.8",
+    sparsity: Annotated[
+        str, typer.Option(help="Of ideal rows, which all hold the same number of tokens.")
+    ] = "0.8",
     baseline: Annotated[
-        str, typer.Option(help="Any of local,strided,streaming,tova,h2o; ideal rows.")
+        str, typer.Option(help="Baselines to compare with on ideal rows: local,tova,...")
     ] = "",
     memory: Annotated[
-        str | None, typer.Option(help="What weights and cache of a side may take: 4GB.")
+        str | None, typer.Option(help="Limit for weights and cache of one model, such as 4GB.")
     ] = None,
-    static: Annotated[bool, typer.Option("--static", help="A StaticCache as well.")] = False,
+    static: Annotated[bool, typer.Option("--static", help="Also measure a StaticCache.")] = False,
     random: Annotated[
-        bool, typer.Option("--random", help="Random weights: speed needs no trained ones.")
+        bool, typer.Option("--random", help="Use random weights: speed needs no trained ones.")
     ] = False,
     text: Annotated[
-        Path | None, typer.Option(help="To read; .txt or .txt.gz.", show_default="a book of tiny's")
+        Path | None, typer.Option(help="Text to read: .txt or .txt.gz.", show_default="a book")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="Of the model; auto: its own.")] = "auto",
-    rank: Annotated[int, typer.Option(help="Of interaction keys without adapter.", min=1)] = 64,
-    steps: Annotated[int, typer.Option(help="Tokens in a timed call.", min=1)] = 4,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    rank: Annotated[
+        int, typer.Option(help="Width of interaction keys if there is no adapter.", min=1)
+    ] = 64,
+    steps: Annotated[int, typer.Option(help="Tokens per timed call.", min=1)] = 4,
     repeats: Annotated[int, typer.Option(help="Rounds.", min=1)] = 5,
     out: Annotated[
-        Path | None, typer.Option(help="Write throughput.json, .png and .svg there; resumes.")
+        Path | None,
+        typer.Option(help="Folder for throughput.json, .png and .svg; resumes from it."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Tokens/s of dense and pruned decoding in turn, by context and batch."""
+    """Measure tokens/s of dense and pruned decoding, by context and batch."""
     contexts = tuple(numbers(context, int, "--context")) if context else None
     limit = in_bytes(memory, "--memory") if memory else None
     default = "1,2,4,8,16,32,64,128,256" if limit else "1,8,32"
@@ -109,7 +116,7 @@ def _show(points: Points, model: str) -> None:
     print(versions, file=sys.stderr)
     table(
         f"{model}, {about['dtype']}: decoding, medians of {about['repeats']} rounds (spread)",
-        ["rows", "context", "batch", "side", "pruned", "cache", "ms a step", "tokens/s",
+        ["rows", "context", "batch", "side", "pruned", "cache", "ms per step", "tokens/s",
          "against dense"],
         (
             [_kind(row), f"{row['context']:,}", str(row["batch"]), row["side"],
@@ -121,7 +128,7 @@ def _show(points: Points, model: str) -> None:
     )  # fmt: skip
     within = f" within {size(about['memory'])}" if about["memory"] else ""
     table(
-        f"{model}: each side at its best batch{within}",
+        f"{model}: each at its best batch{within}",
         ["rows", "context", "side", "batch", "tokens/s", "against dense at its best"],
         (
             [_kind(row), f"{row['context']:,}", row["side"], str(row["batch"]),

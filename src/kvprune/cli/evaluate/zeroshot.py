@@ -1,4 +1,4 @@
-"""kvprune eval zeroshot: accuracy on the paper's four tasks, and lm-eval with all of its own."""
+"""kvprune eval zeroshot: the paper's four tasks; kvprune eval lm-eval: all of lm-eval's."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ if TYPE_CHECKING:
 
 
 def zeroshot(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
+    adapter: Annotated[str | None, typer.Option(help="Folder written by Pruned.save.")] = None,
     tasks: Annotated[
-        str, typer.Option(help="Of these four.")
+        str, typer.Option(help="Any of these four.")
     ] = "winogrande,hellaswag,piqa,lambada",
     files: Annotated[
         Path | None,
-        typer.Option(help="A folder with a file for each task.", show_default="from the hub"),
+        typer.Option(help="Folder with one file per task.", show_default="from the hub"),
     ] = None,
     limit: Annotated[
         str | None,
-        typer.Option(help="The first so many of each: 200; or of some: hellaswag=1000,piqa=200."),
+        typer.Option(help="Samples per task: 200 for all, or hellaswag=1000,piqa=200."),
     ] = None,
     batch: Annotated[int, typer.Option(help="Requests read at once.", min=1)] = 8,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
+        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if available")
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Keep the numbers here, and go on from them.")
+        Path | None, typer.Option(help="Folder for the numbers; resumes from it.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and how much of them was dropped."""
+    """Measure accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and sparsity."""
     from kvprune.evaluate.zeroshot.run import run
 
     first = None if limit is None else _limit(limit)
     quiet()
     keep_memory()
-    # its warnings are about what we do on purpose
+    # it warns about what is intended here
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     measured = run(
         model, adapter=adapter, tasks=tasks.split(","), files=files, limit=first, batch=batch,
@@ -59,11 +59,11 @@ def zeroshot(
     else:
         _show(measured)
     if out is not None:
-        print(f"kept in {out}: zeroshot.json", file=sys.stderr)
+        print(f"wrote zeroshot.json in {out}", file=sys.stderr)
 
 
 def _limit(text: str) -> int | dict[str, int]:
-    """'200' as 200, 'hellaswag=1000,piqa=200' as a number for each."""
+    """'200' as 200, 'hellaswag=1000,piqa=200' as a number per task."""
     from kvprune.errors import PruneError
 
     try:
@@ -73,18 +73,18 @@ def _limit(text: str) -> int | dict[str, int]:
         return {task.strip(): int(first) for task, first in pairs}
     except ValueError:
         raise PruneError(
-            f"--limit {text!r} must be a number, or numbers of tasks: hellaswag=1000,piqa=200"
+            f"--limit {text!r} must be a number, or one per task: hellaswag=1000,piqa=200"
         ) from None
 
 
 def lm_eval(context: typer.Context) -> None:
-    """lm-eval's own command, with our model: --model_args pretrained=M,adapter=A --tasks ..."""
+    """Run lm-eval's own command: --model_args pretrained=M,adapter=A --tasks ..."""
     from kvprune.errors import PruneError
 
     try:
         from lm_eval.__main__ import cli_evaluate
 
-        import kvprune.evaluate.zeroshot.tasks  # noqa: F401  makes the model known
+        import kvprune.evaluate.zeroshot.tasks  # noqa: F401  registers the model
     except ImportError as error:
         raise PruneError(
             f"this needs the package lm-eval ({error}); pip install 'kvprune[eval]'"

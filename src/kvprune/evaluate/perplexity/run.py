@@ -1,4 +1,4 @@
-"""Perplexity of a model on a text, both by name; kept in a folder, and gone on with from there."""
+"""Perplexity of a model on a text, both by name; results are stored in a folder, and resumed."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torch import Tensor
 from kvprune.adapters.load import Loaded, load_with_tokenizer
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
-from kvprune.evaluate import dense as beside
-from kvprune.evaluate.perplexity import figure as perplexity_figure
+from kvprune.evaluate.dense import dense_reference, identity
+from kvprune.evaluate.perplexity.figure import draw
 from kvprune.evaluate.perplexity.measure import AtContext, perplexity
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
 from kvprune.text.tokens import tokenise
 from kvprune.text.windows import cut
-from kvprune.utils import plot as drawing
+from kvprune.utils import plot
 from kvprune.utils.files import write_atomically
 from kvprune.version import __version__
 
@@ -33,7 +33,7 @@ NAME = "perplexity"
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows, and how they came about."""
+    """The rows, and how they were measured."""
 
     about: dict[str, Any]
     rows: list[AtContext]
@@ -63,11 +63,11 @@ def run(
 ) -> Measured:
     """Load, cut, measure; `out` gets perplexity.json, .png and .svg, and .points.json on the way.
 
-    The points are what each batch added up. A run that was stopped goes on behind them; one of
-    other weights, another text or other settings refuses to.
+    The points are the sums of each batch. An interrupted run resumes after them; with other
+    weights, another text or other settings it refuses to.
     """
     if out is not None:
-        drawing.need_matplotlib()
+        plot.need_matplotlib()
     loaded = load_with_tokenizer(model, adapter, dtype, device)
     limit = max_positions(loaded.host)
     length = min(limit or LENGTH, LENGTH) if length is None else length
@@ -78,13 +78,13 @@ def run(
         )
     ids = _text(loaded, data, text_field, length, stride, max_windows)
     windows = cut(ids, length, stride, max_windows)
-    other = beside.dense_beside(loaded, dense_model, dtype, device) if dense else None
+    reference = dense_reference(loaded, dense_model, dtype, device) if dense else None
     about = {
         "model": model,
         "adapter": adapter,
         "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
-        "weights": beside.identity(loaded.host),
-        "dense": other if not isinstance(other, torch.nn.Module) else beside.identity(other),
+        "weights": identity(loaded.host),
+        "dense": reference if not isinstance(reference, torch.nn.Module) else identity(reference),
         "data": data,
         "length": length,
         "stride": stride,
@@ -95,14 +95,14 @@ def run(
     folder = None if out is None else Path(out)
     points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
     rows = perplexity(
-        loaded.model, windows, contexts, dense=other, path=path, chunk=chunk, batch=batch,
+        loaded.model, windows, contexts, dense=reference, path=path, chunk=chunk, batch=batch,
         points=points,
     )  # fmt: skip
     measured = Measured({**about, "windows": len(windows)}, rows)
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_atomically(folder / f"{NAME}.json", text.encode())
-        drawing.save(perplexity_figure.draw(rows, adapter or model), folder / NAME)
+        plot.save(draw(rows, adapter or model), folder / NAME)
     return measured
 
 

@@ -1,4 +1,4 @@
-"""A pruned model for lm-eval: its Hugging Face model, which also says how much was dropped."""
+"""A pruned model for lm-eval: its Hugging Face model that also measures sparsity."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kvprune.integration.unwrap import unwrap
 Request = tuple[tuple[str, str], list[int], list[int]]
 
 
-class PrunedLM(HFLM):
+class PrunedLM(HFLM):  # type: ignore[misc, unused-ignore]
     """`--model kvprune --model_args pretrained=M,adapter=A`; further arguments are HFLM's.
 
     Sparsity of a request: of its scored positions, the mean share of earlier tokens that the
@@ -36,7 +36,7 @@ class PrunedLM(HFLM):
             pretrained = load_with_tokenizer(pretrained, adapter, dtype, device)
         self.loaded = pretrained
         model, self.pruned = unwrap(pretrained.model)
-        # of each request that was scored so far, in their order
+        # one per request scored so far, in order
         self.sparsities: list[float] = []
         self._read: tuple[Tensor, Tensor] | None = None  # tokens and shares of the batch: (B, T)
         self._row = 0
@@ -73,7 +73,7 @@ class PrunedLM(HFLM):
     def _select_cont_toks(
         self, logits: Tensor, contlen: int | None = None, inplen: int | None = None
     ) -> Tensor:
-        # called once a row, in order, and first to know where the padding begins
+        # called once per row, in order; only here it is known where the padding begins
         assert self._read is not None
         tokens, shares = (part[self._row, :inplen] for part in self._read)
         self._shares[tuple(tokens.tolist())] = shares
@@ -86,7 +86,7 @@ class PrunedLM(HFLM):
     ) -> list[tuple[float, bool]]:
         scored: list[tuple[float, bool]] = super()._loglikelihood_tokens(requests, *args, **options)
         for _, context, continuation in requests:
-            # requests that differ in their last token alone were read once
+            # requests that differ only in their last token were read once
             read = (context + continuation)[-(self.max_length + 1) :][:-1]
             self.sparsities.append(float(self._shares[tuple(read)][-len(continuation) :].mean()))
         self._shares = {}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from kvprune.adapters.load import load_with_tokenizer
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
-from kvprune.evaluate import dense as beside
+from kvprune.evaluate.dense import identity
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
 from kvprune.utils.files import write_atomically
@@ -29,7 +29,7 @@ HUB = {
     "lambada": "lambada_openai",
 }
 NAME = "zeroshot"
-Limit = int | Mapping[str, int] | None  # only the first so many of each task, or of those named
+Limit = int | Mapping[str, int] | None  # samples per task: for all tasks, or {task: samples}
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Scored:
     accuracy: float
     sparsity: float  # mean over the scored requests, a choice each: see `lm.PrunedLM`
     stderr: float | None = None  # of the accuracy
-    accuracy_norm: float | None = None  # by the likelihood a byte of the choice, where it has that
+    accuracy_norm: float | None = None  # by the likelihood per byte of the choice, where defined
     perplexity: float | None = None  # of LAMBADA's last words
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,10 +57,10 @@ def zeroshot(
     limit: Limit = None,
     points: Points | None = None,
 ) -> list[Scored]:
-    """A row for each task and their mean; `points` keeps each task as it is done.
+    """One row per task, and their mean; `points` stores each task when it is done.
 
-    The rows come from the hub, or from a folder with a file for each task. `limit`: only the first
-    so many of each, or {task: so many} for some of them.
+    Samples come from the hub, or from a folder with one file per task. `limit`: use only the first
+    samples of each task, or {task: samples} for some of them.
     """
     limits = _limits(tasks, limit)
     rows = []
@@ -85,7 +85,7 @@ def zeroshot(
 
 
 def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
-    """Of each task, once, how many of its first rows are scored; None: all."""
+    """How many of its first samples are scored, by task; None: all."""
     named = limit if isinstance(limit, Mapping) else {}
     for task in (*tasks, *named):
         if task not in HUB:
@@ -93,14 +93,14 @@ def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
     for task, first in named.items():
         if task not in tasks:
             raise PruneError(
-                f"a limit of {first} for {task}, which is not asked for; add it to the tasks, or "
+                f"a limit of {first} for {task}, which is not among the tasks; add it, or "
                 f"leave the limit out"
             )
-    made = {task: named.get(task) if isinstance(limit, Mapping) else limit for task in tasks}
-    for task, count in made.items():
+    limits = {task: named.get(task) if isinstance(limit, Mapping) else limit for task in tasks}
+    for task, count in limits.items():
         if count is not None and count < 1:
             raise PruneError(f"{count} rows of {task} are too few; score at least 1")
-    return made
+    return limits
 
 
 def _score(lm: PrunedLM, task: str, files: str | Path | None, limit: int | None) -> Scored:
@@ -110,8 +110,8 @@ def _score(lm: PrunedLM, task: str, files: str | Path | None, limit: int | None)
     lm.sparsities = []
     name, task_dict = load_task(task, files)
     # no bootstrap: the error of a mean has a formula
-    found: Any = evaluate(lm, task_dict, limit=limit, bootstrap_iters=0, log_samples=False)
-    result, samples = found["results"][name], found["n-samples"][name]["effective"]
+    output: Any = evaluate(lm, task_dict, limit=limit, bootstrap_iters=0, log_samples=False)
+    result, samples = output["results"][name], output["n-samples"][name]["effective"]
     accuracy = float(result["acc,none"])
     assert lm.sparsity is not None
     return Scored(
@@ -134,7 +134,7 @@ def load_task(task: str, files: str | Path | None = None) -> tuple[str, Any]:
 
     own = Path(lm_eval.tasks.__file__).parent / task
     name, folder = (HUB[task], own) if files is None else (f"kvprune_{task}", FOLDER)
-    # the folder alone: to look through all of lm-eval's takes seconds
+    # this folder only: searching all of lm-eval's takes seconds
     manager = TaskManager(
         include_path=str(folder), include_defaults=False, metadata={"files": files and str(files)}
     )
@@ -157,7 +157,7 @@ def load_task(task: str, files: str | Path | None = None) -> tuple[str, Any]:
 
 @dataclass(frozen=True)
 class Measured:
-    """The rows, and how they came about."""
+    """The rows, and how they were measured."""
 
     about: dict[str, Any]
     rows: list[Scored]
@@ -178,7 +178,7 @@ def run(
     device: str | None = None,
     out: str | Path | None = None,
 ) -> Measured:
-    """The same for a model by name; `out` gets zeroshot.json, and .points.json on the way."""
+    """The same for a model by name; writes zeroshot.json into `out`, and .points.json meanwhile."""
     try:
         import lm_eval
 
@@ -191,7 +191,7 @@ def run(
     if files is not None:
         from kvprune.evaluate.zeroshot.tasks import read
 
-        # a bad file is found before the model is loaded, and not after hours
+        # find a bad file before the model is loaded, not after hours
         for task in tasks:
             read(files, task)
     loaded = load_with_tokenizer(model, adapter, dtype, device)
@@ -199,7 +199,7 @@ def run(
         "model": model,
         "adapter": adapter,
         "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
-        "weights": beside.identity(loaded.host),
+        "weights": identity(loaded.host),
         "files": None if files is None else str(files),
         "version": __version__,
         "lm_eval": lm_eval.__version__,
@@ -208,8 +208,8 @@ def run(
     points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
     lm = PrunedLM(loaded, batch_size=batch)
     rows = zeroshot(lm, tasks, files=files, limit=limit, points=points)
-    said = dict(limit) if isinstance(limit, Mapping) else limit
-    measured = Measured({**about, "limit": said}, rows)
+    plain_limit = dict(limit) if isinstance(limit, Mapping) else limit
+    measured = Measured({**about, "limit": plain_limit}, rows)
     if folder is not None:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_atomically(folder / f"{NAME}.json", text.encode())

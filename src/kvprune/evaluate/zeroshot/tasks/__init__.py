@@ -1,11 +1,11 @@
-"""The four tasks of the paper from local files, as lm-eval's tasks beside this file read them.
+"""The four tasks of the paper from local files, as lm-eval's tasks in this folder read them.
 
 lm-eval 0.4 knows only its own models: no entry points, and `--include_path` is for tasks. But a
 task that is given to it as a file is loaded before the model, and with it this module, which makes
 the model `kvprune` known:
 
     lm_eval --model kvprune --model_args pretrained=M,adapter=A \
-        --tasks .../evaluate/tasks/piqa.yaml --metadata '{"files": "DIR"}'
+        --tasks .../evaluate/zeroshot/tasks/piqa.yaml --metadata '{"files": "DIR"}'
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 def register() -> None:
     """Make `--model kvprune` known to lm-eval; the class is imported when it is used."""
-    # it fills its list of models when that is found empty, so let it do so first
+    # it fills its list of models only if that is empty, so let it do so first
     import lm_eval.models  # noqa: F401
     from lm_eval.api.registry import model_registry
 
@@ -56,15 +56,15 @@ def find(folder: str | Path, task: str) -> Path:
 def read(folder: str | Path, task: str) -> list[Row]:
     """The rows of a task with the fields that its prompts are made of, checked."""
     file = find(folder, task)
-    made = []
+    rows = []
     for number, row in enumerate(_parsed(file), 1):
         where = f"{file}, row {number}"
         if not isinstance(row, dict):
             raise PruneError(f"{where} is {type(row).__name__}, not an object with fields")
-        made.append(FORMS[task](row, where))
-    if not made:
-        raise PruneError(f"{file} holds no rows; write one JSON object a line")
-    return made
+        rows.append(FORMS[task](row, where))
+    if not rows:
+        raise PruneError(f"{file} holds no rows; write one JSON object per line")
+    return rows
 
 
 def _parsed(file: Path) -> Iterator[Any]:
@@ -77,7 +77,8 @@ def _parsed(file: Path) -> Iterator[Any]:
                         yield json.loads(line)
                     except ValueError as error:
                         raise PruneError(
-                            f"{file}, line {number} is not JSON ({error}); write one object a line"
+                            f"{file}, line {number} is not JSON ({error}); write one object "
+                            f"per line"
                         ) from error
     except (OSError, EOFError, zlib.error) as error:
         raise PruneError(f"{file} cannot be read: {error}; write it again") from error
@@ -102,10 +103,10 @@ def _choice(row: Row, field: str, where: str, choices: int, first: int = 0) -> i
 
 
 def _winogrande(row: Row, where: str) -> Row:
-    made: Row = {name: _text(row, name, where) for name in ("sentence", "option1", "option2")}
-    if made["sentence"].count("_") != 1:
+    fields: Row = {name: _text(row, name, where) for name in ("sentence", "option1", "option2")}
+    if fields["sentence"].count("_") != 1:
         raise PruneError(f"'sentence' in {where} must have one _ for the options to fill")
-    return {**made, "answer": str(_choice(row, "answer", where, 2, first=1) + 1)}
+    return {**fields, "answer": str(_choice(row, "answer", where, 2, first=1) + 1)}
 
 
 def _hellaswag(row: Row, where: str) -> Row:
@@ -131,8 +132,8 @@ def _hellaswag(row: Row, where: str) -> Row:
 
 
 def _piqa(row: Row, where: str) -> Row:
-    made: Row = {name: _text(row, name, where) for name in ("goal", "sol1", "sol2")}
-    return {**made, "label": _choice(row, "label", where, 2)}
+    fields: Row = {name: _text(row, name, where) for name in ("goal", "sol1", "sol2")}
+    return {**fields, "label": _choice(row, "label", where, 2)}
 
 
 def _lambada(row: Row, where: str) -> Row:
@@ -153,7 +154,7 @@ FORMS: dict[str, Callable[[Row, str], Row]] = {
 def load(
     task: str = "", files: str | Path | None = None, **others: Any
 ) -> dict[str, datasets.Dataset]:
-    """What lm-eval calls: `task` is said by the task's file, `files` by whoever runs it."""
+    """Called by lm-eval: `task` comes from the task's file, `files` from --metadata."""
     import datasets
 
     if files is None:
