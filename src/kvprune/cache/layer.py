@@ -36,7 +36,7 @@ class PrunedLayer(CacheLayerMixin):
     is_croppable = True
 
     def __init__(self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None):
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.columns = rank, dict(columns or {})
         self.table: SlotTable | None = None
         self.seen = 0  # tokens read, pads included: what transformers counts positions by
