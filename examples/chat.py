@@ -1,4 +1,4 @@
-"""A pruned model by name: it answers, and says how much of the context it still holds."""
+"""Chat with a pruned model, and print how much of the context its cache still holds."""
 
 import kvprune
 from kvprune.adapters.pretrained import load_tokenizer

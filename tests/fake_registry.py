@@ -1,4 +1,4 @@
-"""A base of a few thousand weights under a name of our own, and adapters of it."""
+"""A tiny base registered as `little`, and adapters of it."""
 
 import json
 from pathlib import Path
@@ -26,7 +26,7 @@ def about(strength: float, **changes) -> About:
 
 
 def register(monkeypatch, path: Path) -> Path:
-    """The base is known and lies in the cache; returns the (empty) folder of its adapters."""
+    """Register the base and store it in the cache; returns the empty folder of its adapters."""
     monkeypatch.setenv("KVPRUNE_CACHE", str(path / "cache"))
     monkeypatch.delenv("KVPRUNE_SOURCE", raising=False)
     monkeypatch.setitem(BASES, LITTLE.name, LITTLE)
@@ -38,7 +38,7 @@ def register(monkeypatch, path: Path) -> Path:
 
 
 def trained(path: Path, seed: int = 0) -> Path:
-    """What training would leave: an adapter in float32 that remembers a path, and a card."""
+    """The output of training: an adapter in float32 that records a path, and a card."""
     model = zoo.make("llama", vocab_size=257, max_position_embeddings=200)
     model.config.name_or_path = "/home/somebody/little"
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))

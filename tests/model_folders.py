@@ -1,4 +1,4 @@
-"""A small model on disk, with a tokenizer of bytes and an adapter: what commands are given."""
+"""A small model on disk with a byte tokenizer and an adapter, as input of commands."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def save(path: Path, positions: int = POSITIONS) -> Path:
-    """path/model dense, path/adapter its pruning, path/whole both in one with other weights."""
+    """path/model: dense; path/adapter: its pruning; path/whole: both, with other weights."""
     model = zoo.make("llama", vocab_size=257, max_position_embeddings=positions)
     model.save_pretrained(path / "model")
     byte_tokenizer().save_pretrained(path / "model")

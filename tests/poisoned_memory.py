@@ -1,4 +1,4 @@
-"""Memory that was never written, made visible: NaN in floats, nonsense elsewhere."""
+"""Make uninitialised memory visible: NaN in floats, arbitrary values elsewhere."""
 
 from unittest import mock
 
@@ -13,5 +13,5 @@ def poisoned_empty(*args, **kwargs):
 
 
 def poisoned():
-    """A context in which `torch.empty` hands out poison."""
+    """A context in which `torch.empty` returns poisoned tensors."""
     return mock.patch.object(torch, "empty", poisoned_empty)

@@ -1,4 +1,4 @@
-"""What the trainer saves, and kvprune.load of it: whole models and adapters."""
+"""kvprune.load of what the trainer saves: full models and adapters."""
 
 import shutil
 
@@ -17,10 +17,10 @@ def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     runs.model().save_pretrained(folder / "base")
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
-    made = runs.trainer(folder / "run", of=base, tune=request.param, steps=4, base_lr=1e-2)
-    made.train()
-    made.save_model(str(folder / "out"))
-    return made, folder
+    trainer = runs.trainer(folder / "run", of=base, tune=request.param, steps=4, base_lr=1e-2)
+    trainer.train()
+    trainer.save_model(str(folder / "out"))
+    return trainer, folder
 
 
 def logits(model, ids):
@@ -28,58 +28,59 @@ def logits(model, ids):
         return model.eval()(ids, use_cache=False).logits
 
 
-def test_loads_from_its_folder_alone(trained):
-    made, folder = trained
+def test_load_needs_only_the_folder(trained):
+    trainer, folder = trained
     ids = random_ids(2, 24)
     again = kvprune.load(folder / "out")
-    assert again.config == made.config.method
-    assert torch.equal(logits(again.model, ids), logits(made.pruned.model, ids))
+    assert again.config == trainer.config.method
+    assert torch.equal(logits(again.model, ids), logits(trainer.pruned.model, ids))
     mask = torch.ones_like(ids)
     options = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
-    want = made.pruned.model.generate(ids, **options)
+    want = trainer.pruned.model.generate(ids, **options)
     assert torch.equal(again.model.generate(ids, **options), want)
 
 
-def test_what_lies_in_the_folder(trained):
-    made, folder = trained
+def test_files_in_the_folder(trained):
+    trainer, folder = trained
     files = {file.name for file in (folder / "out").iterdir()}
     assert "kvprune.safetensors" in files
-    assert ("model.safetensors" in files) == (made.config.tune == "all")
-    assert ("adapter_model.safetensors" in files) == (made.config.tune == "lora")
+    assert ("model.safetensors" in files) == (trainer.config.tune == "all")
+    assert ("adapter_model.safetensors" in files) == (trainer.config.tune == "lora")
 
 
 def test_adapters_load_onto_a_name_or_a_model(trained):
-    made, folder = trained
+    trainer, folder = trained
     ids = random_ids(2, 24)
-    if made.config.tune == "all":
+    if trainer.config.tune == "all":
         with pytest.raises(PruneError, match="full fine-tuned model"):
             kvprune.load(str(folder / "base"), folder / "out")
         base = AutoModelForCausalLM.from_pretrained(folder / "out")
     else:
         by_name = kvprune.load(str(folder / "base"), folder / "out")
-        assert torch.equal(logits(by_name.model, ids), logits(made.pruned.model, ids))
+        assert torch.equal(logits(by_name.model, ids), logits(trainer.pruned.model, ids))
         base = AutoModelForCausalLM.from_pretrained(folder / "base")
     onto = kvprune.load(base, folder / "out")
-    assert torch.equal(logits(onto.model, ids), logits(made.pruned.model, ids))
+    assert torch.equal(logits(onto.model, ids), logits(trainer.pruned.model, ids))
 
 
-def test_plain_transformers_reads_a_whole_model_as_the_dense_one(trained, recwarn):
-    made, folder = trained
+def test_plain_transformers_reads_a_full_model_as_the_dense_one(trained, recwarn):
+    trainer, folder = trained
     names = {path.name for path in (folder / "out").iterdir()}
-    whole = made.config.tune == "all"
+    full = trainer.config.tune == "all"
     # an adapter is small because the base model's weights are not in it
-    assert ({"config.json", "model.safetensors"} <= names) == whole
-    assert ("model.safetensors" in names) == whole
-    if whole:
-        found = AutoModelForCausalLM.from_pretrained(folder / "out", output_loading_info=True)
-        model, report = found
+    assert ({"config.json", "model.safetensors"} <= names) == full
+    assert ("model.safetensors" in names) == full
+    if full:
+        model, report = AutoModelForCausalLM.from_pretrained(
+            folder / "out", output_loading_info=True
+        )
         assert not report["unexpected_keys"]
         assert not report["missing_keys"]
         assert model.config.use_cache
         ids = random_ids(2, 24)
-        with made.pruned.dense():
+        with trainer.pruned.dense():
             torch.testing.assert_close(
-                logits(model, ids), logits(made.pruned.model, ids), atol=1e-5, rtol=1e-5
+                logits(model, ids), logits(trainer.pruned.model, ids), atol=1e-5, rtol=1e-5
             )
 
 
@@ -88,9 +89,9 @@ def test_errors_of_loading(tmp_path, trained):
         kvprune.load(runs.model())
     with pytest.raises(PruneError, match="does not exist"):
         kvprune.load(tmp_path / "nowhere")
-    made, folder = trained
+    trainer, folder = trained
     copied = shutil.copytree(folder / "out", tmp_path / "out")
-    if made.config.tune == "all":
+    if trainer.config.tune == "all":
         (copied / "model.safetensors").unlink()
         with pytest.raises(PruneError, match="cannot load the model"):
             kvprune.load(copied)
@@ -102,16 +103,16 @@ def test_errors_of_loading(tmp_path, trained):
 def test_a_name_on_the_hub(trained, monkeypatch):
     import huggingface_hub
 
-    made, folder = trained
-    asked = []
+    trainer, folder = trained
+    requested = []
 
     def download(name):
-        asked.append(name)
+        requested.append(name)
         return str(folder / "out")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert kvprune.load("someone/forgetful").config == made.config.method
-    assert asked == ["someone/forgetful"]
+    assert kvprune.load("someone/forgetful").config == trainer.config.method
+    assert requested == ["someone/forgetful"]
 
     def refuse(name):
         raise OSError("no network")

@@ -1,4 +1,4 @@
-"""LoRA beside pruning: in peft's format, and off again without a trace."""
+"""LoRA together with pruning: in peft's format, and fully removable."""
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ from kvprune import PruneError, PruningConfig
 from kvprune.adapters import lora
 
 
-def lively(model):
-    """Give a fresh LoRA, which starts as nothing, something to say."""
+def randomise_lora(model):
+    """A new LoRA has no effect; give it one."""
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:
@@ -31,7 +31,7 @@ def saved(request, tmp_path):
     """A model with LoRA and pruning, and the folder of its adapter."""
     model = runs.model(request.param)
     lora.add(model, rank=4, alpha=8)
-    lively(model)
+    randomise_lora(model)
     pruned = kvprune.attach(model, PruningConfig(rank=8))
     uneven_gates(pruned)
     pruned.save(tmp_path / "adapter")
@@ -57,7 +57,7 @@ def test_round_trip_and_generation(saved, merge):
     assert again.sparsity().total > 0.05
 
 
-def test_detach_takes_lora_off_too(saved):
+def test_detach_removes_lora(saved):
     family, _, path = saved
     model, ids = runs.model(family), random_ids(2, 24)
     want, kinds = model(ids).logits, [type(m) for m in model.modules()]
@@ -70,7 +70,7 @@ def test_detach_takes_lora_off_too(saved):
     kvprune.load(model, path)
 
 
-def test_peft_alone_reads_it(saved):
+def test_peft_reads_it_without_kvprune(saved):
     peft = pytest.importorskip("peft")
     family, pruned, path = saved
     ids = random_ids(2, 24)
@@ -80,14 +80,14 @@ def test_peft_alone_reads_it(saved):
         assert_close(theirs(ids).logits, ours(ids).logits)
 
 
-def test_a_small_file(saved):
+def test_the_file_is_small(saved):
     _, _, path = saved
     sizes = {file.name: file.stat().st_size for file in path.iterdir()}
     assert set(sizes) >= {"kvprune.safetensors", "adapter_model.safetensors", "adapter_config.json"}
     assert "model.safetensors" not in sizes
 
 
-def test_for_another_model(saved):
+def test_lora_of_another_model_is_refused(saved):
     family, _, path = saved
     width = {"n_embd": 32} if family == "gpt2" else {"hidden_size": 32, "head_dim": 16}
     other = runs.model(family, **width)
@@ -101,7 +101,7 @@ def test_for_another_model(saved):
     assert not lora.has_lora(other)
 
 
-def test_twice(saved):
+def test_a_second_lora_is_refused(saved):
     _, pruned, path = saved
     model = pruned.detach()
     with pytest.raises(PruneError, match="LoRA already"):
@@ -110,7 +110,7 @@ def test_twice(saved):
         kvprune.load(model, path)
 
 
-def test_without_peft(monkeypatch):
+def test_error_without_peft(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(PruneError, match=r"pip install 'kvprune\[train\]'"):
         lora.add(runs.model(), 2, 4)

@@ -1,4 +1,4 @@
-"""The registry: what lies in the folder is what there is, and each name loads what it says."""
+"""The registry: the adapters in its folder, and loading them by name."""
 
 import json
 import re
@@ -54,7 +54,7 @@ def test_names(adapters, tmp_path):
     assert resolve("little-dense") == ("little", "little", None, None)
 
 
-def test_each_name_loads_its_own(adapters, tmp_path):
+def test_each_name_loads_its_own_adapter(adapters, tmp_path):
     one = fake_registry.packed(tmp_path, "little-50", default=True)
     fake_registry.packed(tmp_path, "little-80", seed=1)
     default, other = kvprune.load("little"), kvprune.load("little-80")
@@ -72,7 +72,7 @@ def test_each_name_loads_its_own(adapters, tmp_path):
     assert not torch.equal(dense.host(torch.arange(9)[None]).logits, torch.zeros(1))
 
 
-def test_packed_is_half_as_large_and_says_no_path(adapters, tmp_path):
+def test_packing_halves_the_size_and_removes_paths(adapters, tmp_path):
     entry = fake_registry.packed(tmp_path, "little-50")
     before = load_file(tmp_path / "run little-50" / FILE)
     after = load_file(entry.folder / FILE)
@@ -110,7 +110,7 @@ def test_lora_is_packed_too(adapters, tmp_path):
     assert_close(got, want)
 
 
-def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
+def test_packing_refuses_large_adapters_and_other_folders(adapters, tmp_path, monkeypatch):
     from kvprune.adapters import packing
 
     monkeypatch.setattr(packing, "LARGEST", 1000)
@@ -137,7 +137,7 @@ def test_too_large_or_no_adapter(adapters, tmp_path, monkeypatch):
         ({"little-50": {"colour": "red"}}, "little", "does not describe an adapter.*colour"),
     ],
 )
-def test_errors(adapters, files, name, says):
+def test_errors_of_the_registry(adapters, files, name, says):
     known = {"base": "little", "source": "hub", "strength": 0.5, "sparsity": 0.5,
              "perplexity_ratio": 1.0}  # fmt: skip
     for folder, changes in files.items():
@@ -146,7 +146,7 @@ def test_errors(adapters, files, name, says):
         kvprune.load(name)
 
 
-def test_a_folder_of_the_users_own_may_be_called_alike(adapters, tmp_path, monkeypatch):
+def test_a_users_folder_may_have_a_similar_name(adapters, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = load_base("little")
     kvprune.attach(model, kvprune.PruningConfig(rank=8)).save("little-mine")
@@ -154,7 +154,7 @@ def test_a_folder_of_the_users_own_may_be_called_alike(adapters, tmp_path, monke
     assert resolve("little-mine") == ("little", "little", "little-mine", None)
 
 
-def test_other_weights_than_those_of_training_are_printed_once(adapters, tmp_path, capsys):
+def test_a_warning_about_other_base_weights_is_printed_once(adapters, tmp_path, capsys):
     fake_registry.packed(tmp_path, "little-50", default=True, source="hub")
     source._printed.clear()
     kvprune.load("little")
@@ -170,24 +170,24 @@ def test_kvprune_models(adapters, tmp_path):
     for part in ("little-50", "41.0%", "1.020 ×", "MB", "MIT", "little-dense", "smollm2-135m"):
         assert part in done.stdout, part
     assert "little alone means little-50" in done.stderr
-    told = json.loads(ran("models", "--json").stdout)
-    (one,) = told["adapters"]
+    listed = json.loads(ran("models", "--json").stdout)
+    (one,) = listed["adapters"]
     assert one["name"] == "little-50"
     assert one["sparsity"] == 0.41
     assert one["bytes"] > 1000
-    assert "little" in [base["name"] for base in told["bases"]]
+    assert "little" in [base["name"] for base in listed["bases"]]
 
 
-def test_kvprune_models_without_any(adapters):
+def test_kvprune_models_without_adapters(adapters):
     done = ran("models")
     assert "no adapter is installed" in done.stderr
     assert "smollm2-135m-dense" in done.stdout
 
 
-def test_commands_take_the_names(adapters, tmp_path):
+def test_commands_accept_the_names(adapters, tmp_path):
     fake_registry.packed(tmp_path, "little-50", default=True)
-    made = json.loads(ran("generate", "little", "Hello there", "--json").stdout)
-    assert made["kept_share"] < 0.9
+    result = json.loads(ran("generate", "little", "Hello there", "--json").stdout)
+    assert result["kept_share"] < 0.9
     dense = json.loads(ran("generate", "little-dense", "Hello there", "--json").stdout)
     assert dense["kept_share"] == 1
     assert json.loads(ran("eval", "cost", "little", "--json").stdout)
@@ -196,7 +196,7 @@ def test_commands_take_the_names(adapters, tmp_path):
     assert page.is_file()
 
 
-def test_the_packages_own_adapters_are_whole():
+def test_shipped_adapters_are_complete():
     """Whatever is shipped: small, loadable, and with a card."""
     from kvprune.adapters.packing import CARD, LARGEST
 
@@ -214,14 +214,14 @@ SHIPPED = registry.entries()
 
 
 @pytest.mark.parametrize("entry", SHIPPED, ids=lambda entry: entry.name)
-def test_a_shipped_adapter_is_small_and_says_what_it_is(entry):
+def test_a_shipped_adapter_is_small_and_described(entry):
     assert entry.size <= 12 * 10**6
     assert entry.about.source in ("hub", "wheel")
     assert abs(entry.about.sparsity - entry.about.strength) < 0.05
     card = (entry.folder / "README.md").read_text()
     assert f'kvprune.load("{entry.name}")' in card
     assert entry.base.hub in card
-    # nobody's folders: neither in the card and the settings nor in the metadata of the weights
+    # no paths of the training machine, in the files or in the metadata of the weights
     for file in entry.folder.iterdir():
         if file.suffix == ".safetensors":
             with safe_open(file, framework="pt") as opened:

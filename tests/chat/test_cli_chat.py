@@ -1,4 +1,4 @@
-"""kvprune chat with lines on stdin, in this process: starting one takes longer than talking."""
+"""kvprune chat with lines on stdin, in this process: starting another takes longer."""
 
 import json
 import os
@@ -37,13 +37,13 @@ def ran(*args, **options):
     return done
 
 
-def test_one_message_a_line(place):
+def test_one_message_per_line(place):
     done = ran(place, "Hello\n\nAnd you?\n", "--adapter", place / "adapter")
     first, second = (line for line in done.stderr.splitlines() if "tokens seen" in line)
     assert "tokens/s" in first
     assert "MiB, dense" in first
     seen = [int(line.split()[0]) for line in (first, second)]
-    # the second turn went on from the first
+    # the second turn continued from the first
     assert seen[1] > seen[0] + len("user: And you?")
     assert done.stdout.count("\n") >= 2
 

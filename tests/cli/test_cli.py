@@ -42,7 +42,7 @@ def test_demo_json(tmp_path):
     assert again.returncode == 0, again.stderr
 
 
-def test_demo_for_people():
+def test_demo_as_a_table():
     done = run("demo", "--steps", "2")
     assert done.returncode == 0, done.stderr
     assert "context pruned at 512 tokens" in done.stdout

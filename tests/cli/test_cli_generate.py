@@ -7,6 +7,7 @@ import torch
 from test_cli import run
 
 import kvprune
+import model_folders
 import zoo
 from helpers import uneven_gates
 
@@ -14,16 +15,8 @@ from helpers import uneven_gates
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model, its tokenizer of bytes and an adapter."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     path = tmp_path_factory.mktemp("model")
-    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {"<end>": 0, **{letter: i + 1 for i, letter in enumerate(letters)}}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=None))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(path)
+    model_folders.byte_tokenizer().save_pretrained(path)
     model = zoo.make("llama", vocab_size=257, max_position_embeddings=200)
     model.save_pretrained(path)
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
@@ -63,7 +56,7 @@ def test_json_equals_the_library(folder):
     assert tokenizer.decode(out[0, 5:], skip_special_tokens=True) == result["texts"][0]
 
 
-def test_drawn_tokens_follow_the_seed(folder):
+def test_sampled_tokens_depend_on_the_seed(folder):
     def text(*more):
         done = run("generate", str(folder), "Hello", "--json", "--max-new-tokens", "20", *more)
         return json.loads(done.stdout)["texts"]
@@ -71,7 +64,7 @@ def test_drawn_tokens_follow_the_seed(folder):
     first = text("--sample", "--seed", "1")
     assert text("--sample", "--seed", "1") == first
     assert text("--sample", "--seed", "2") != first
-    # next to no temperature leaves the best token alone
+    # a temperature near 0 is greedy decoding
     assert text("--sample", "--temperature", "0.001") == text()
 
 

@@ -35,7 +35,7 @@ def faults(side: str, **env: str) -> tuple[str, int]:
 
 
 @glibc
-def test_a_tensor_after_another_takes_its_pages():
+def test_a_new_tensor_reuses_freed_pages():
     (off, many), (on, few) = faults("returned"), faults("kept")
     assert (off, on) == ("False", "True")
     assert many > 8 * 1000  # pages of 4 KB, or larger
@@ -46,12 +46,12 @@ def test_a_tensor_after_another_takes_its_pages():
 @pytest.mark.parametrize(
     "env", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=0"}]
 )
-def test_settings_of_the_users_own_are_left_alone(env):
+def test_the_users_own_settings_are_respected(env):
     kept, count = faults("kept", **env)
     assert kept == "False"
     assert count > 8 * 1000
 
 
-def test_elsewhere_nothing_happens(monkeypatch):
+def test_no_effect_without_glibc(monkeypatch):
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert keep_memory() is False
