@@ -42,6 +42,7 @@ bench: $(READY)  ## run every benchmark; numbers and a page of ratios in benchma
 docs: $(READY)  ## build the documentation site in site/
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python scripts/cli_docs.py
+	$(BIN)/python scripts/architecture_svg.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove the environment and caches
