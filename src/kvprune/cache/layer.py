@@ -196,7 +196,7 @@ class PrunedLayer(CacheLayerMixin):
 
 
 class PrunedHybridLayer(LinearAttentionLayer, PrunedLayer):  # type: ignore[misc, override]
-    """A layer that has a recurrent state beside its attention (Falcon-H1)."""
+    """A layer that has a recurrent state besides its attention (Falcon-H1)."""
 
     def __init__(
         self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None, **kwargs: Any

@@ -14,7 +14,7 @@ from kvprune.ops.decode.table import Slots as Slots
 HEAD_MAJOR = ("keys", "values")
 # pack when the longest row fills less than this of the slots that attention reads
 MIN_LOAD = 0.9
-# give memory back when a storage made anew would be smaller than this of the old one
+# release memory when a new storage would be smaller than this share of the old one
 MIN_USE = 0.9
 
 
@@ -153,7 +153,7 @@ class SlotTable:
             longest = int((self.kept + count).max())
             self.reserve(longest)
             free = ~self.valid[:, :longest]
-            # nonzero walks row by row and both masks hold the same number in a row: they pair up
+            # nonzero walks row by row and both masks have equally many per row: they pair up
             rows, source = valid.nonzero(as_tuple=True)
             slots = (free & (free.cumsum(1) <= count[:, None])).nonzero(as_tuple=True)[1]
         for name, x in new.items():

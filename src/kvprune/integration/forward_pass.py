@@ -66,7 +66,7 @@ class LayerOutcome(NamedTuple):
     timeline: Timeline
     kept: Tensor | None = None  # (B,), sum of keep over pairs j < k
     drop_step: Tensor | None = None  # (B, T), after a hard pass over tokens
-    table: Table | None = None  # after a decode step: counted only when somebody asks
+    table: Table | None = None  # after a decode step: counted only on demand
 
     def kept_pairs(self) -> Tensor:
         if self.kept is not None:

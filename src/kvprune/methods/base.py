@@ -1,7 +1,7 @@
 """What a method is: what it stores with each token, what it drops and when, what it protects.
 
-A method is a frozen configuration and its rule in one class. Attention, cache and trainer ask it;
-nobody asks for its type. Importing a method does not import torch: `kvprune --help` reads its
+A method is a frozen configuration and its rule in one class. Attention, cache and trainer ask it,
+and never for its type. Importing a method does not import torch: `kvprune --help` reads its
 options off these classes.
 """
 
@@ -66,7 +66,7 @@ class Method(ABC):
 
     @property
     def columns(self) -> Mapping[str, tuple[int, ...]]:
-        """What is stored with each token beside its key and value: name → shape, float32."""
+        """What is stored with each token besides its key and value: name → shape, float32."""
         return {}
 
     @property
@@ -139,10 +139,3 @@ class Method(ABC):
 
     def to_dict(self) -> dict[str, Any]:
         return {"method": self.method, **asdict(self)}
-
-
-def check_whole(config: Any, name: str, at_least: int) -> None:
-    """Raise unless the setting is a whole number, `at_least` or more."""
-    value = getattr(config, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < at_least:
-        raise PruneError(f"{name}={value!r} must be a whole number, {at_least} or more")

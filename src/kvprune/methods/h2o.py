@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import check_whole
 from kvprune.methods.scored import Scored
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +27,7 @@ class H2OConfig(Scored):
     budget: Annotated[int, "how many tokens a layer may hold, half of them the last ones"]
 
     def __post_init__(self) -> None:
-        check_whole(self, "budget", at_least=2)
+        check_number(self, "budget", at_least=2, integer=True)
 
     @property
     def columns(self) -> Mapping[str, tuple[int, ...]]:

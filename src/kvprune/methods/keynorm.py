@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import Method, Reading, check_whole
+from kvprune.methods.base import Method, Reading
 from kvprune.ops.never import NEVER
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +35,7 @@ class KeyNormConfig(Method):
     budget: Annotated[int, "how many tokens a layer may hold"]
 
     def __post_init__(self) -> None:
-        check_whole(self, "budget", at_least=1)
+        check_number(self, "budget", at_least=1, integer=True)
 
     @property
     def columns(self) -> Mapping[str, tuple[int, ...]]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from kvprune.errors import PruneError
-from kvprune.methods.base import Method, Reading, Step, check_whole
+from kvprune.methods.base import Method, Reading, Step
 from kvprune.ops.never import NEVER
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     import torch
@@ -42,9 +43,9 @@ class PruningConfig(Method):
     threshold: Annotated[float, "drop where the score is at most this; higher prunes more"] = 0.0
 
     def __post_init__(self) -> None:
-        check_whole(self, "rank", at_least=1)
-        check_whole(self, "protect_first", at_least=0)
-        check_whole(self, "protect_recent", at_least=0)
+        check_number(self, "rank", at_least=1, integer=True)
+        check_number(self, "protect_first", at_least=0, integer=True)
+        check_number(self, "protect_recent", at_least=0, integer=True)
         _check_finite(self, "beta")
         _check_finite(self, "threshold")
         check_alpha(self.alpha)

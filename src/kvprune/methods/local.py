@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import check_whole
 from kvprune.methods.pattern import Pattern
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class LocalConfig(Pattern):
     window: Annotated[int, "how many tokens a token sees, itself included"]
 
     def __post_init__(self) -> None:
-        check_whole(self, "window", at_least=1)
+        check_number(self, "window", at_least=1, integer=True)
 
     def drop_position(self, position: Tensor) -> Tensor:
         return position + self.window

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from kvprune.errors import PruneError
-from kvprune.methods.base import Method, Reading, check_whole
+from kvprune.methods.base import Method, Reading
 from kvprune.ops.never import NEVER
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,9 +33,9 @@ class SnapKVConfig(Method):
     kernel: Annotated[int, "how many neighbouring positions share their votes; odd"] = 7
 
     def __post_init__(self) -> None:
-        check_whole(self, "window", at_least=1)
-        check_whole(self, "budget", at_least=self.window + 1)
-        check_whole(self, "kernel", at_least=1)
+        check_number(self, "window", at_least=1, integer=True)
+        check_number(self, "budget", at_least=self.window + 1, integer=True)
+        check_number(self, "kernel", at_least=1, integer=True)
         if self.kernel % 2 == 0:
             raise PruneError(f"kernel={self.kernel} must be odd, so that it has a middle")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import check_whole
 from kvprune.methods.pattern import Pattern
 from kvprune.ops.never import NEVER
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,8 +26,8 @@ class StreamingConfig(Pattern):
     sinks: Annotated[int, "how many of them are the first of the row"] = 4
 
     def __post_init__(self) -> None:
-        check_whole(self, "sinks", at_least=0)
-        check_whole(self, "budget", at_least=self.sinks + 1)
+        check_number(self, "sinks", at_least=0, integer=True)
+        check_number(self, "budget", at_least=self.sinks + 1, integer=True)
 
     def drop_position(self, position: Tensor) -> Tensor:
         window = position + (self.budget - self.sinks)

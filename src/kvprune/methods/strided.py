@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import check_whole
 from kvprune.methods.pattern import Pattern
 from kvprune.ops.never import NEVER
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class StridedConfig(Pattern):
     stride: Annotated[int, "length of a block"]
 
     def __post_init__(self) -> None:
-        check_whole(self, "stride", at_least=1)
+        check_number(self, "stride", at_least=1, integer=True)
 
     def drop_position(self, position: Tensor) -> Tensor:
         next_block = (position // self.stride + 1) * self.stride

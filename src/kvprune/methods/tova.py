@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import check_whole
 from kvprune.methods.scored import Scored
+from kvprune.utils.checks import check_number
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,7 @@ class TovaConfig(Scored):
     budget: Annotated[int, "how many tokens a layer may hold"]
 
     def __post_init__(self) -> None:
-        check_whole(self, "budget", at_least=1)
+        check_number(self, "budget", at_least=1, integer=True)
 
     def scores(self, table: Table, weights: Tensor, now: Tensor) -> Tensor:
         """The attention of the last query alone."""
