@@ -1,7 +1,7 @@
-"""A whole model pruned the plain way: n × n matrices, keys repeated for every query head.
+"""A complete model pruned the plain way: n × n matrices, keys repeated for every query head.
 
 Shares nothing with the package but the interaction weights: its own attention function, hooks
-and mask, so that agreement of logits speaks for all of ours.
+and mask, so that equal logits test all of the package's.
 """
 
 import math
@@ -61,8 +61,8 @@ def naive_pruning(model, interactions: dict[str, dict[str, Tensor]], real: Tenso
         return (weights @ v).transpose(1, 2).contiguous(), None
 
     def mask(**kwargs):
-        made = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False})
-        return made.expand(real.shape[0], *made.shape[1:])
+        square = sdpa_mask(**{**kwargs, "allow_is_causal_skip": False})
+        return square.expand(real.shape[0], *square.shape[1:])
 
     AttentionInterface.register(NAME, attention)
     AttentionMaskInterface.register(NAME, mask)

@@ -75,7 +75,7 @@ def gate(x: Tensor, alpha: float, kind: str = "alpha") -> Tensor:
 
 
 def positions(real: Tensor) -> list[list[int]]:
-    """How many real tokens stand before each place of a row; real: (B, T)."""
+    """How many real tokens precede each place of a row; real: (B, T)."""
     return [[sum(row[:t]) for t in range(len(row))] for row in real.tolist()]
 
 
@@ -239,7 +239,7 @@ def sparsity_loss(keeps: list[Tensor], real: Tensor | None = None) -> Tensor:
 
 
 def sparsity(keeps: list[Tensor], real: Tensor | None = None) -> list[float]:
-    """The share of pairs j < k of real tokens that are dropped (keep is 0), one number a layer."""
+    """The share of pairs j < k of real tokens that are dropped (keep is 0), by layer."""
     shares = []
     for keep in keeps:
         pairs = _pairs(keep, real)

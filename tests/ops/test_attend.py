@@ -88,7 +88,7 @@ def check_soft(
 def oracle_attention(qkv, keep, softcap=None, sinks=None):
     if sinks is None:
         return oracle.attention(*qkv, keep, 0.4, softcap).transpose(1, 2)
-    # a sink is a key of its own that everybody sees and whose value is 0
+    # a sink is one more key, which every query sees and whose value is 0
     q, k, v = qkv
     groups = q.shape[1] // k.shape[1]
     logits = torch.einsum("bhqd,bhkd->bhqk", q, k.repeat_interleave(groups, 1)) * 0.4
@@ -172,8 +172,8 @@ def test_hard_in_two_parts_is_hard_in_one(split, padding):
     q_int, k_int, beta = (x.detach() for x in divide(votes)[0])
     real = real_tokens(2, 30, padding)
     rules, cpu = Protection(1, 2), torch.device("cpu")
-    whole = make_timeline(real, (2, 30), cpu, rules)
-    steps = drop_steps(q_int, k_int, beta, whole)
+    full = make_timeline(real, (2, 30), cpu, rules)
+    steps = drop_steps(q_int, k_int, beta, full)
     want = hard_attention(q, k, v, steps, FORM)[:, :, split:]
 
     head, tail = (None, None) if real is None else (real[:, :split], real[:, split:])
@@ -182,14 +182,14 @@ def test_hard_in_two_parts_is_hard_in_one(split, padding):
     count = (first.clock >= 0).sum(-1)
     second = make_timeline(tail, (2, 30 - split), cpu, rules, start=count)
     second = second.after(first.clock.long(), early == NEVER, rules)
-    assert torch.equal(second.clock, whole.clock[:, split:])
+    assert torch.equal(second.clock, full.clock[:, split:])
     late = drop_steps(q_int[:, split:], k_int, beta, second, block=8)
     merged = torch.cat([early.where(early < NEVER, late[:, :split]), late[:, split:]], -1)
     merged = merged + split * ((late < NEVER) & (late >= -split) & (merged == late))
     assert torch.equal(merged, steps)
     got = hard_attention(q[:, :, split:], k, v, late, FORM, block=8)
     assert_close(got, want, atol=1e-10, rtol=0)
-    pairs = kept_pairs(steps, whole) - kept_pairs(early, first)
+    pairs = kept_pairs(steps, full) - kept_pairs(early, first)
     assert torch.equal(kept_pairs(late, second), pairs)
 
 
@@ -197,11 +197,11 @@ def test_hard_in_two_parts_is_hard_in_one(split, padding):
 def test_soft_does_not_depend_on_the_block(block):
     qkv, votes = inputs(B=2, H=2, Hkv=1, T=33, D=4, R=3, dtype=torch.float64)
     timeline = make_timeline(None, (2, 33), torch.device("cpu"))
-    whole, split = (
+    single, split = (
         soft_attention(*qkv, divide(votes), timeline, Gate("alpha", 4.0), FORM, block=size)
         for size in (33, block)
     )
-    assert_close(split, whole, atol=1e-12, rtol=0)
+    assert_close(split, single, atol=1e-12, rtol=0)
 
 
 def test_soft_dropout_is_the_same_in_backward():

@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 3e-2, torch.float16: 3e-3}
 
 
 class Oracle:
-    """The slowest obvious version: a dict of tokens a row, float64, one head at a time."""
+    """The slowest obvious version: a dict of tokens per row, float64, one head at a time."""
 
     def __init__(self, rows):
         self.rows = [{} for _ in range(rows)]  # token number → (key, value, key_int)
@@ -265,7 +265,7 @@ def test_the_cpu_backend_packs_what_it_is_given():
     assert not table.packed
     query, key = torch.randn(1, 1, 1, 16), torch.randn(1, 1, 1, 16)
     new, form = NewToken(query, key, key, torch.tensor([8])), AttentionForm(0.25)
-    # packing moves token 7 while the mask speaks of the slot where it was
+    # packing moves token 7 while the mask marks its old slot
     also_drop = table.get().token == 7
     plain = table.clone()
     got = decode(table, new, form, also_drop=also_drop, backend="cpu")

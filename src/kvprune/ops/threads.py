@@ -14,13 +14,13 @@ def use_threads(number: int | None = None) -> None:
     Numba keeps the number for each calling thread, and takes longer to change it than a small
     kernel takes to run.
     """
-    torchs = torch.get_num_threads()
-    number = number or torchs
+    torch_threads = torch.get_num_threads()
+    number = number or torch_threads
     if getattr(CHOSEN, "number", None) == number:
         return
     most = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
     numba.set_num_threads(min(number, most))
     CHOSEN.number = number
-    if torch.get_num_threads() != torchs:
-        # the first call starts numba's threads, and OpenMP then forgets what torch had asked for
-        torch.set_num_threads(torchs)
+    if torch.get_num_threads() != torch_threads:
+        # the first call starts numba's threads, and OpenMP then loses torch's setting
+        torch.set_num_threads(torch_threads)

@@ -1,4 +1,4 @@
-"""When each token of a row may vote, be seen and be voted out: three integers a token."""
+"""When each token of a row may vote, be seen and be voted out: three integers per token."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvprune.ops.never import NEVER as NEVER
 
 @dataclass(frozen=True)
 class Timeline:
-    """The rules of who may vote on whom, told once for all layers.
+    """Which token may vote on which, shared by all layers.
 
     T queries, and as keys the same tokens after P older ones (P = 0 without a cache).
     Positions count real tokens only, so a padded row obeys the same rules as the row alone.
@@ -21,7 +21,7 @@ class Timeline:
     Query k's vote on j counts iff  clock[k] ≥ votable_from[j]
     """
 
-    clock: Tensor  # (B, T) int32, the query's position; -1 for a pad: it sees and votes on nobody
+    clock: Tensor  # (B, T) int32, the query's position; -1 for a pad: it neither sees nor votes
     visible_from: Tensor  # (B, P + T) int32, the key's position; NEVER for a pad or a free slot
     votable_from: Tensor  # (B, P + T) int32, NEVER for a pad or a protected token
     padded: bool

@@ -61,7 +61,7 @@ def alpha_table(alpha: float) -> GateTable:
     tail = max(min(a, 1.0) * 2.0 ** -min(a, 1000.0), a * 2.0**-149)
     tail = 2.0 ** min(math.floor(math.log2(tail)), -1)
     # the ends of the cells, in the order of growing y, up to where y + tail = z;
-    # z is kept beside y because 1−y would round
+    # z is stored as well as y because 1−y would round
     middle = (1 + tail) / 2
     y = _ends(tail, middle) - tail
     z = _ends(SMALLEST_Z, middle)[::-1]

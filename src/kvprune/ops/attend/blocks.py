@@ -1,4 +1,4 @@
-"""How a long row is cut: queries in blocks, and for each block only the keys still alive."""
+"""How a long row is split: queries in blocks, and for each block only the keys still alive."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def group_size(x: Tensor) -> int:
 
 
 def row_groups(x: Tensor) -> Iterator[slice]:
-    """Rows that are worked on together.
+    """Rows that are processed together.
 
-    Rows drop different tokens. On a CPU each goes alone and skips exactly what it dropped; on an
-    accelerator they go together and skip what all of them dropped.
+    Rows drop different tokens. On a CPU each is processed alone and skips exactly what it dropped;
+    on an accelerator all are processed together and skip what all of them dropped.
     """
     size = group_size(x)
     for start in range(0, x.shape[0], size):
@@ -100,9 +100,9 @@ def softmax_with_sinks_(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def softmax_with_sinks(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """softmax over the keys of logits (B, Hkv, G·Q, S) and, if any, one sink a query head (Hq,).
+    """softmax over the keys of logits (B, Hkv, G·Q, S) and, if any, one sink per query head (Hq,).
 
-    The sink takes its share and gives no value, so its column is not returned.
+    The sink takes weight but has no value, so its column is not returned.
     """
     if sinks is None:
         return torch.softmax(logits, dim=-1)

@@ -29,7 +29,7 @@ def hard_attention(
 ) -> Tensor:
     """Attention in which query k sees key j iff j ≤ k < drop_step[j].
 
-    The cheaper, the more was dropped; nothing of size T × T. Differentiable in q, k and v. Of the
+    The more was dropped, the cheaper; nothing of size T × T. Differentiable in q, k and v. Of the
     P + T keys the first P come from a cache: older than every query, so their j is negative.
     q: (B, Hq, T, D), k, v: (B, Hkv, P + T, D), drop_step: (B, P + T) → (B, Hq, T, D)
     """
@@ -44,7 +44,7 @@ def hard_attention(
         for queries in query_blocks(T, block):
             stop = P + queries.stop
             step = drop_step[rows, :stop]
-            # a token dropped by the block's first query is invisible to the whole block
+            # a token dropped by the block's first query is invisible to all of the block
             keys = alive_keys((step > queries.start) | (index[:stop] >= queries.start))
             step, j = take(step, keys, stop, 1), take(index, keys, stop, 0)
             now = index[P + queries.start : stop, None]

@@ -46,7 +46,7 @@ def soft_attention(
 
     Paper, Eq. (new_attention):  softmax(q·k/√p + log keep) v, the same keep for all heads.
     `votes` holds (q_int/√r, k_int, β) of this layer; of all layers up to it when dropping is tied
-    with depth, since then log keep is the sum of theirs (Eq. sparsity_with_depth).
+    with depth, since then log keep is the sum over those layers (Eq. sparsity_with_depth).
     q: (B, Hq, T, D), k, v: (B, Hkv, T, D), q_int, k_int: (B, T, R) → (B, Hq, T, D), (B,)
     """
     flat = [tensor for layer in votes for tensor in layer]
@@ -58,7 +58,7 @@ def soft_attention(
 
 
 class _Options(NamedTuple):
-    """What is no tensor to differentiate."""
+    """The arguments that are not differentiated."""
 
     timeline: Timeline
     gate: Gate
@@ -151,7 +151,7 @@ class _Part:
 
 
 class _Row:
-    """The rows of one group, ready to be worked on block by block."""
+    """The rows of one group, processed block by block."""
 
     def __init__(
         self,

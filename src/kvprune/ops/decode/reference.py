@@ -52,19 +52,19 @@ def decode(
     also_drop: Tensor | None = None,
     weights: bool = False,
 ) -> Decoded:
-    """The losers leave for good, then the new token attends to the survivors and to itself.
+    """What is voted out leaves for good, then the new token attends to the survivors and to itself.
 
     s[j] = q_int·k_int[j] + β;  slot j is dropped iff s[j] ≤ threshold;
     output = softmax over survivors and self of (q·k·scaling) v.
 
     A row that is not `active` changes nothing in the table and gets its own value back.
-    `also_drop` (B, S) overrules votes and protection. Nothing is left out at random: a cache
-    is for inference.
+    `also_drop` (B, S) overrules votes and protection. Dropout is ignored: a cache is for
+    inference.
     """
     query, key, value, number, active, extra = new
     B, Hq = query.shape[:2]
     slots = table.get()
-    drop = losers(slots, number, votes, also_drop)  # (B, S)
+    drop = dropped_slots(slots, number, votes, also_drop)  # (B, S)
     if active is not None:
         drop &= active[:, None]
     dropped = slots.token.where(drop, -1)
@@ -93,7 +93,9 @@ def decode(
     return Decoded(output, dropped, None if p is None else p.reshape(B, Hq, -1))
 
 
-def losers(slots: Slots, number: Tensor, votes: Votes | None, also_drop: Tensor | None) -> Tensor:
+def dropped_slots(
+    slots: Slots, number: Tensor, votes: Votes | None, also_drop: Tensor | None
+) -> Tensor:
     """Which slots the new tokens vote out; a distance of `protect_recent` is still protected."""
     drop = torch.zeros_like(slots.valid) if also_drop is None else also_drop & slots.valid
     if votes is None:

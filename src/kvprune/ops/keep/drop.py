@@ -1,4 +1,4 @@
-"""Hard pruning is one integer a token: the step at which it was dropped."""
+"""Hard pruning is one integer per token: the step at which it was dropped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def drop_steps(
     """When each key is dropped, as the index of the query that drops it: (B, P + T).
 
     drop_step[j] = min{ i > j : s[i, j] ≤ threshold }, NEVER if there is none; a pad's is its own
-    index. Key j is visible to query k iff j ≤ k < drop_step[j]: the whole hard mask in O(T).
+    index. Key j is visible to query k iff j ≤ k < drop_step[j]: the full hard mask in O(T).
     Each block of queries scores only the keys that are still there. The first P keys are those of
     a cache, older than every query.
     """
