@@ -151,7 +151,7 @@ FORMS: dict[str, Callable[[Row, str], Row]] = {
 }
 
 
-def load(
+def load_task(
     task: str = "", files: str | Path | None = None, **others: Any
 ) -> dict[str, datasets.Dataset]:
     """Called by lm-eval: `task` comes from the task's file, `files` from --metadata."""
