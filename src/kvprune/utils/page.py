@@ -1,4 +1,4 @@
-"""Plain HTML pages that need nothing else: no script, no font, no picture from elsewhere."""
+"""Self-contained HTML pages: no scripts, no fonts or pictures from elsewhere."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ footer { margin-top: 3rem; color: var(--muted); font-size: 0.85rem }
 
 
 def page(title: str, parts: list[str]) -> str:
-    """A whole document; the parts are HTML, the title is text."""
+    """A complete document; the parts are HTML, the title is text."""
     from kvprune.version import __version__
 
     return (
@@ -58,7 +58,7 @@ def note(text: str) -> str:
 
 
 def table(columns: list[str], rows: list[list[str]], left: int = 1) -> str:
-    """The first `left` columns to the left, numbers to the right; all cells are text."""
+    """The first `left` columns aligned left, the others right; all cells are plain text."""
 
     def cells(tag: str, row: list[str]) -> str:
         return "".join(
@@ -74,11 +74,11 @@ def table(columns: list[str], rows: list[list[str]], left: int = 1) -> str:
 
 
 def figure(svg: str, label: str) -> str:
-    """Our own drawing, as it is; its text is escaped by whoever drew it."""
+    """An SVG drawing as it is; its text must be escaped already."""
     return f'<figure class="wide" role="img" aria-label="{escape(label)}">{svg}</figure>'
 
 
 def details(title: str, about: dict[str, Any]) -> str:
-    """Something to unfold: how a number came about."""
+    """A section to unfold: how a number was measured."""
     text = json.dumps(about, indent=1, ensure_ascii=False)
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"

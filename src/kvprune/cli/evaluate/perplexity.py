@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
-    adapter: Annotated[str | None, typer.Option(help="Folder written by Pruned.save.")] = None,
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     length: Annotated[
         int | None,
         typer.Option(help="Tokens per window.", show_default="the model's, at most 1024", min=2),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def throughput(
-    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     adapter: Annotated[
         str | None, typer.Option(help="Folder written by Pruned.save: measure its decisions, too.")
     ] = None,

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def zeroshot(
-    model: Annotated[str, typer.Argument(help="Folder, hub name, or name from kvprune models.")],
-    adapter: Annotated[str | None, typer.Option(help="Folder written by Pruned.save.")] = None,
+    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     tasks: Annotated[
         str, typer.Option(help="Any of these four.")
     ] = "winogrande,hellaswag,piqa,lambada",

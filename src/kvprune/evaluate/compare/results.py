@@ -11,7 +11,7 @@ from typing import Any
 from kvprune.errors import PruneError
 
 Row = dict[str, Any]
-# a row tells by its names what was measured; LAMBADA has a perplexity beside its accuracy
+# the names in a row show what was measured; LAMBADA has a perplexity in addition to its accuracy
 KINDS = {"accuracy": "zeroshot", "perplexity": "perplexity", "flops": "cost",
          "tokens_per_second": "throughput"}  # fmt: skip
 ALL = "all"  # the row over every context size, or every task
@@ -19,7 +19,7 @@ ALL = "all"  # the row over every context size, or every task
 
 @dataclass(frozen=True)
 class Result:
-    """One file of rows, all of one kind, and how they came about."""
+    """One file of rows, all of one kind, and how they were measured."""
 
     path: Path
     kind: str
@@ -69,7 +69,7 @@ def read_results(paths: Iterable[str | Path]) -> list[Result]:
         if not path.exists():
             raise PruneError(f"{path} does not exist; pass folders or files of kvprune eval --out")
         if path.is_dir():
-            # half a sweep, as it stands
+            # unfinished sweeps are in .points.json
             files = [f for f in sorted(path.rglob("*.json")) if ".points." not in f.name]
             inside = [result for file in files if (result := _read(file)) is not None]
             if not inside:
@@ -80,7 +80,7 @@ def read_results(paths: Iterable[str | Path]) -> list[Result]:
             if result is None:
                 raise PruneError(f"{path} holds no results of kvprune eval")
             found.append(result)
-    # a folder and a file in it: once is enough
+    # given a folder and a file in it, read the file once
     return list({result.path.resolve(): result for result in found}.values())
 
 
@@ -97,20 +97,20 @@ def _read(file: Path) -> Result | None:
 
 def entries(results: list[Result]) -> list[Entry]:
     """One for each model and adapter; dense numbers go to an entry of their own."""
-    made: dict[tuple[str, str | None], Entry] = {}
+    by_model: dict[tuple[str, str | None], Entry] = {}
 
     def entry(about: Row, dense: bool) -> Entry:
         model, adapter = str(about.get("model", "?")), about.get("adapter")
         own = about.get("method") or {}
         method = str(own.get("method", "pruning") if adapter or own else "dense")
         if dense and method != "dense":
-            # of a whole model, the dense one has no name but its
+            # the dense model of a fully fine-tuned one has no name of its own
             adapter, method = (None if adapter else "dense"), "dense"
         key = (model, adapter)
-        if key not in made:
+        if key not in by_model:
             name = model if adapter in (None, "dense") else str(adapter)
-            made[key] = Entry(name, method, model)
-        return made[key]
+            by_model[key] = Entry(name, method, model)
+        return by_model[key]
 
     for result in results:
         for row in result.rows:
@@ -126,8 +126,8 @@ def entries(results: list[Result]) -> list[Entry]:
                 entry(result.about, dense=True).speeds.append(row)
             elif result.kind == "throughput" and _is_own(row):
                 entry(_with_method(result.about, row), dense=False).speeds.append(row)
-    _shorten(list(made.values()))
-    return sorted(made.values(), key=_place)
+    _shorten(list(by_model.values()))
+    return sorted(by_model.values(), key=_place)
 
 
 def _place(entry: Entry) -> tuple[Any, ...]:
@@ -141,7 +141,7 @@ def summary(entry: Entry, found: list[Entry]) -> Row:
     """One line of the table; what was not measured is None."""
     overall, accuracy, speed = entry.overall or {}, entry.accuracy or {}, entry.speed or {}
     same = [e for e in found if e.base == entry.base and e.method == "dense"]
-    dense = _beside(same[0].speeds, speed) if same and speed else None
+    dense = _timed_with(same[0].speeds, speed) if same and speed else None
     share = overall.get("sparsity", accuracy.get("sparsity", speed.get("sparsity")))
     return {
         "model": entry.name,
@@ -158,14 +158,14 @@ def summary(entry: Entry, found: list[Entry]) -> Row:
     }
 
 
-def _beside(dense: list[Row], speed: Row) -> Row | None:
-    """The dense row that ran in turn with this one."""
+def _timed_with(dense: list[Row], speed: Row) -> Row | None:
+    """The dense row that was timed in turn with this one."""
     same = ("context", "batch", "rows")
     return next((row for row in dense if all(row[n] == speed[n] for n in same)), None)
 
 
 def best(rows: list[Row]) -> list[Row]:
-    """Each side at the batch with the most tokens/s; `best_ratio`: to dense, at its own best."""
+    """Each one at the batch with the most tokens/s; `best_ratio`: to dense, at its own best."""
     fastest: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = (row["rows"], row.get("at"), row["context"], row["side"])
@@ -188,11 +188,11 @@ def _is_own(row: Row) -> bool:
     return bool(row["rows"] == "realistic" and row["method"] != "dense")
 
 
-def _shorten(made: list[Entry]) -> None:
+def _shorten(found: list[Entry]) -> None:
     """The last parts of a path, as many as it takes to tell the entries apart."""
     for names in ("name", "base"):
-        full = {getattr(entry, names) for entry in made}
-        for entry in made:
+        full = {getattr(entry, names) for entry in found}
+        for entry in found:
             parts = Path(getattr(entry, names)).parts
             for count in range(1, len(parts) + 1):
                 short = "/".join(parts[-count:])

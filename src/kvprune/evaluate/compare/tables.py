@@ -33,7 +33,7 @@ def compare(paths: Iterable[str | Path], out: Path | None = None) -> tuple[list[
     if out is None:
         return rows, []
     from kvprune.evaluate.compare.figure import draw
-    from kvprune.utils import plot as drawing
+    from kvprune.utils import plot
     from kvprune.utils.files import write_atomically
 
     figure = draw(found, results)
@@ -41,11 +41,11 @@ def compare(paths: Iterable[str | Path], out: Path | None = None) -> tuple[list[
     files = [out / "compare.html", out / "compare.json"]
     write_atomically(files[0], page_of(results, found, figure).encode())
     write_atomically(files[1], json.dumps({"rows": rows}, indent=1, ensure_ascii=False).encode())
-    return rows, [*files, *(drawing.save(figure, out / "compare") if figure else [])]
+    return rows, [*files, *(plot.save(figure, out / "compare") if figure else [])]
 
 
 def summary_table(rows: list[Row]) -> Table:
-    columns = ["model", "method", "pruned", "perplexity", "accuracy", "cache a row",
+    columns = ["model", "method", "pruned", "perplexity", "accuracy", "cache per row",
                "against dense", "tokens/s", "against dense", "context × batch"]  # fmt: skip
     cells = [
         [
@@ -62,13 +62,13 @@ def summary_table(rows: list[Row]) -> Table:
         ]
         for row in rows
     ]
-    # a column that nobody measured says nothing
+    # leave out columns without any measurement
     shown = [i for i in range(len(columns)) if i < 2 or any(line[i] != NONE for line in cells)]
     return [columns[i] for i in shown], [[line[i] for i in shown] for line in cells]
 
 
 def perplexity_table(found: list[Entry]) -> Table:
-    """A line a model, a column a context size: perplexity (share pruned)."""
+    """One line per model, one column per context size: perplexity (share pruned)."""
     sizes = sorted({n for e in found for n in e.by_context if isinstance(n, int)})
     contexts: list[int | str] = [*sizes[-8:], *(["all"] if _has_all(found) else [])]
     lines = []
@@ -109,7 +109,7 @@ def throughput_table(result: Result) -> Table:
         ]
         for row in best(result.rows)
     ]
-    return ["side", "rows", "context", "best batch", "pruned", "ms a step", "tokens/s",
+    return ["side", "rows", "context", "best batch", "pruned", "ms per step", "tokens/s",
             "against dense", "cache"], lines  # fmt: skip
 
 
@@ -127,21 +127,20 @@ def cost_table(result: Result) -> Table:
         ]
         for row in result.rows
     ]
-    return ["", "context", "batch", "MFLOPs a token", "attention", "drop-tokens", "cache",
+    return ["", "context", "batch", "MFLOPs per token", "attention", "drop-tokens", "cache",
             "against dense"], lines  # fmt: skip
 
 
 def page_of(results: list[Result], found: list[Entry], figure: Figure | None) -> str:
-    """All of it as one HTML page that needs nothing else."""
-    from kvprune.utils import page
-    from kvprune.utils import plot as drawing
+    """Everything as one self-contained HTML page."""
+    from kvprune.utils import page, plot
 
     parts = []
     if found:
         parts.append(page.note(NOTE))
         parts.append(page.table(*summary_table([summary(e, found) for e in found]), left=2))
     if figure is not None:
-        parts.append(page.figure(drawing.inline(figure, "compare"), "against sparsity"))
+        parts.append(page.figure(plot.inline(figure, "compare"), "against sparsity"))
     for title, table in (
         ("Perplexity by context (share pruned)", perplexity_table(found)),
         ("Zero-shot accuracy", zeroshot_table(found)),

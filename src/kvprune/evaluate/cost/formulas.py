@@ -1,6 +1,6 @@
 """What a token costs and what a cache holds, as formulas: the paper's Fig. flops_memory.
 
-Counted are multiplications and additions of matrix products, 2 a weight or a pair of numbers.
+Counted are multiplications and additions of matrix products, 2 per weight or pair of numbers.
 Not counted: biases, norms, activations, softmax, the comparison of a vote with its threshold, and
 the embedding, which is a look-up.
 """
@@ -90,7 +90,7 @@ def cache_bytes(
     rank: int | None = None,
     slack: str = "none",
 ) -> CacheBytes:
-    """Bytes of a cache after `context` tokens a row, in the shape's dtype.
+    """Bytes of a cache after `context` tokens per row, in the shape's dtype.
 
     `rank` None: keys and values alone, as a dense cache holds them. `slack` says what a pruned
     cache has beyond its survivors: "none", "new" or "most", see `slots`.
@@ -116,8 +116,8 @@ def slots(kept: int, slack: str) -> int:
     """Slots that a row's storage has for `kept` tokens of the longest row of the batch.
 
     none  the tokens alone
-    new   as made: a sixteenth to grow into, in eights (`slots.roomy`)
-    most  before it is made anew: holes up to the least load factor of 0.9, and a tenth that is
+    new   when new: a sixteenth to grow into, in eights (`slots.roomy`)
+    most  before it is rebuilt: holes up to the least load factor of 0.9, and a tenth that is
           not yet given back
     """
     from kvprune.cache.slots import MIN_LOAD, MIN_USE, roomy
@@ -138,13 +138,13 @@ def cost(
     batches: Iterable[int] = (1,),
     rank: int = 64,
 ) -> Iterator[dict[str, Any]]:
-    """One row of plain values for the dense model and one a sparsity, by context and batch."""
-    sides: list[tuple[str, float, int | None]] = [("dense", 0.0, None)]
-    sides += [("pruned", sparsity, rank) for sparsity in sparsities]
+    """One row for the dense model and one per sparsity, by context and batch."""
+    cases: list[tuple[str, float, int | None]] = [("dense", 0.0, None)]
+    cases += [("pruned", sparsity, rank) for sparsity in sparsities]
     for context in contexts:
         for batch in batches:
             dense = cache_bytes(shape, context, batch=batch).total
-            for method, sparsity, r in sides:
+            for method, sparsity, r in cases:
                 held = cache_bytes(shape, context, sparsity, batch, r)
                 most = cache_bytes(shape, context, sparsity, batch, r, "most")
                 token = decode_flops(shape, context, sparsity, r)

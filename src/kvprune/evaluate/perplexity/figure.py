@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def draw(rows: Sequence[AtContext], name: str) -> Figure:
-    """The dense model's perplexity beside it if it was measured."""
+    """With the dense model's perplexity, if it was measured."""
     sized = [row for row in rows if isinstance(row.context, int)]
     x = [int(row.context) for row in sized]
     figure, (left, right) = panels(["Perplexity", "Context pruned, %"])

@@ -27,10 +27,10 @@ DenseLogits = dict[str, list[Tensor]]
 
 @dataclass(frozen=True)
 class AtContext:
-    """How well tokens are predicted from a context of (the size asked before, this size] tokens.
+    """How well tokens are predicted from contexts in (the previous size, this size].
 
-    `sparsity` is that at this very size: the share of the n − 1 earlier tokens that the n-th token
-    cannot see, over layers and windows. In the row "all" it is that over all pairs.
+    `sparsity` is that at this size exactly: the share of the n − 1 earlier tokens that the n-th one
+    cannot see, over layers and windows. In the row "all" it is over all pairs.
     """
 
     context: int | Literal["all"]
@@ -40,7 +40,7 @@ class AtContext:
     sparsity: float
     dense_perplexity: float | None = None
     kl: float | None = None  # mean KL(dense ‖ pruned), in nats
-    same: float | None = None  # share of tokens whose likeliest is the dense model's, too
+    same: float | None = None  # share of tokens where both models predict the same next token
 
     def to_dict(self) -> dict[str, Any]:
         """Without what was not measured."""
@@ -63,14 +63,14 @@ def perplexity(
     dense_logits: DenseLogits | None = None,
     progress: bool = True,
 ) -> list[AtContext]:
-    """A row for each context size, and one for all tokens; always with the hard gate.
+    """One row per context size, and one for all tokens; always with the hard gate.
 
     `ids`: a text (tokens,), cut by length and stride as `windows.cut` says, or rows (W, T).
     `dense` adds the comparison: a model, or "open" for this one with every gate open and LoRA off.
     `path`: "full" reads a window in one pass, "cached" in chunks through the cache as generation
-    does, which also needs less memory for logits. `points` keeps what each batch added up.
-    `dense_logits`: an empty dict that is passed again and again while methods are compared on the
-    same windows and the same dense model, which then reads once; it holds all logits that count.
+    does, which also needs less memory for logits. `points` stores the sums of each batch.
+    `dense_logits`: pass the same dict to every call that compares a method on the same windows with
+    the same dense model, which then reads only once; it stores all logits that count.
     """
     _check_choices(path, chunk, batch)
     windows = ids if isinstance(ids, Windows) else cut(ids, length, stride, max_windows)
@@ -81,7 +81,7 @@ def perplexity(
             f"window it drops nothing that counts; use path='cached'"
         )
     _check_fits(reader.model, windows)
-    beside = None if dense is None else _beside(reader, dense, windows)
+    reference = None if dense is None else _reference(reader, dense, windows)
     bins = _bins(windows, contexts)
     parts: list[dict[str, Any]] = []
     bar = tqdm(total=len(windows), unit=" windows", disable=None if progress else True)
@@ -92,7 +92,7 @@ def perplexity(
 
             def measure(part: Windows = part) -> list[Sums]:
                 parts = chunk if path == "cached" else None
-                return [_sums(reader, beside, part, bins, parts, dense_logits)]
+                return [_sums(reader, reference, part, bins, parts, dense_logits)]
 
             parts += points.measure(setting, measure) if points else measure()
             bar.update(len(part))
@@ -123,17 +123,17 @@ def _check_fits(model: PreTrainedModel, windows: Windows) -> None:
         )
 
 
-def _beside(reader: Reader, dense: PreTrainedModel | str, windows: Windows) -> Reader:
+def _reference(reader: Reader, dense: PreTrainedModel | str, windows: Windows) -> Reader:
     if isinstance(dense, str):
         if reader.pruned is None or dense != "open":
             raise PruneError(f"dense={dense!r}: pass a model, or 'open' for a pruned one's own")
         return Reader(reader.pruned, gates_open=True)
     _check_fits(dense, windows)
-    theirs, ours = (m.config.get_text_config().vocab_size for m in (dense, reader.model))
-    if theirs != ours:
+    dense_size, size = (m.config.get_text_config().vocab_size for m in (dense, reader.model))
+    if dense_size != size:
         raise PruneError(
-            f"the dense model knows {theirs} tokens and the pruned one {ours}; compare models of "
-            f"one vocabulary"
+            f"the dense model knows {dense_size} tokens and the pruned one {size}; compare "
+            f"models of one vocabulary"
         )
     return Reader(dense)
 
@@ -160,19 +160,21 @@ def _bins(windows: Windows, contexts: Sequence[int] | None) -> list[tuple[int, i
 
 def _sums(
     reader: Reader,
-    beside: Reader | None,
+    reference: Reader | None,
     windows: Windows,
     bins: list[tuple[int, int]],
     chunk: int | None,
     kept: DenseLogits | None,
 ) -> Sums:
-    """What a batch adds to each bin, and at the end to all: plain numbers for a file."""
-    # read at once, what is context only needs no logits
+    """What a batch adds to each bin, and last to all tokens: plain numbers for a file."""
+    # tokens that are only context need no logits; not possible in chunks
     skip = 0 if chunk else windows.first
     T, done = windows.length, skip
     parts: dict[str, list[Tensor]] = {}
-    theirs = repeat(None) if beside is None else _dense(beside, windows, chunk, skip, kept)
-    for logits, dense in zip(reader.read(windows.ids, chunk, skip), theirs, strict=False):
+    dense_parts = (
+        repeat(None) if reference is None else _dense(reference, windows, chunk, skip, kept)
+    )
+    for logits, dense in zip(reader.read(windows.ids, chunk, skip), dense_parts, strict=False):
         want = windows.targets[:, done : done + logits.shape[1]].to(logits.device)
         for name, values in _by_token(logits, want, dense).items():
             parts.setdefault(name, []).append(values.double().sum(0).cpu())
@@ -195,21 +197,21 @@ def _sums(
 
 
 def _dense(
-    beside: Reader, windows: Windows, chunk: int | None, skip: int, kept: DenseLogits | None
+    reference: Reader, windows: Windows, chunk: int | None, skip: int, kept: DenseLogits | None
 ) -> Iterable[Tensor]:
     if kept is None:
-        return beside.read(windows.ids, chunk, skip)
+        return reference.read(windows.ids, chunk, skip)
     key = f"{windows.digest()} {chunk}"
     if key not in kept:
-        kept[key] = list(beside.read(windows.ids, chunk, skip))
+        kept[key] = list(reference.read(windows.ids, chunk, skip))
     return kept[key]
 
 
 def _by_token(logits: Tensor, want: Tensor, dense: Tensor | None) -> dict[str, Tensor]:
-    """Of each token (B, T): is it predicted, its loss, and the comparison; 0 where it is not."""
+    """Per token (B, T): whether it counts, its loss, the comparison; 0 where it does not count."""
     real = want != IGNORE
-    made: dict[str, list[Tensor]] = {}
-    # row by row, as a whole batch of logits in float32 may not fit
+    values_by_name: dict[str, list[Tensor]] = {}
+    # row by row, as a batch of logits in float32 may not fit in memory
     for b in range(len(logits)):
         target = want[b].clamp(min=0)[:, None]
         log_p = logits[b].float().log_softmax(-1)  # (T, V)
@@ -222,8 +224,8 @@ def _by_token(logits: Tensor, want: Tensor, dense: Tensor | None) -> dict[str, T
             row["kl"] = (q * (log_q - log_p)).where(q > 0, 0.0).sum(-1)
             row["same"] = (log_q.argmax(-1) == log_p.argmax(-1)).float()
         for name, values in row.items():
-            made.setdefault(name, []).append(values.where(real[b], 0.0))
-    return {name: torch.stack(rows) for name, rows in made.items()}
+            values_by_name.setdefault(name, []).append(values.where(real[b], 0.0))
+    return {name: torch.stack(rows) for name, rows in values_by_name.items()}
 
 
 def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[AtContext]:
@@ -231,7 +233,7 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
         name: [math.fsum(column) for column in zip(*(part[name] for part in parts), strict=True)]
         for name in parts[0].keys() - {"windows", "text"}
     }
-    made = []
+    rows = []
     contexts: list[int | Literal["all"]] = [*(stop for _, stop in bins), "all"]
     for i, context in enumerate(contexts):
         here = {name: values[i] for name, values in total.items()}
@@ -241,7 +243,7 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
             for name in ("loss", "dense_loss", "kl", "same")
             if name in here
         }
-        made.append(
+        rows.append(
             AtContext(
                 context=context,
                 tokens=int(tokens),
@@ -253,8 +255,8 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
                 same=mean.get("same"),
             )
         )
-    return made
+    return rows
 
 
 def _exp(loss: float) -> float:
-    return math.exp(min(loss, 700.0))  # e^710 is no number of float64
+    return math.exp(min(loss, 700.0))  # e^710 exceeds float64
