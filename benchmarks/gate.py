@@ -70,7 +70,7 @@ def main() -> None:
                 "max_value_error": value_error,
                 "max_grad_error": grad_error,
             }
-    columns = ["α", "gate", "ns a score", "max error of p", "max error of dp/dx"]
+    columns = ["α", "gate", "ns per score", "max error of p", "max error of dp/dx"]
     report(args, ratios, columns, rows, details)
 
 

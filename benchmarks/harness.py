@@ -1,4 +1,4 @@
-"""What every benchmark shares: flags, memory, one table or one JSON object."""
+"""Shared by all benchmarks: flags, memory, one table or one JSON object."""
 
 import argparse
 import json
@@ -81,7 +81,7 @@ def report(
 
 
 def save(result: dict[str, object], path: Path) -> None:
-    """Write beside the target and rename: a reader never sees half a file."""
+    """Write to a temporary file and rename: a reader never sees half a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_suffix(f".{os.getpid()}.tmp")
     draft.write_text(json.dumps(result, indent=2) + "\n")

@@ -2,7 +2,7 @@
 
     python benchmarks/page.py            after `make bench`, which runs it
 
-Each ratio stands beside the bar that it has to clear; a ratio that does not is marked.
+Each ratio is next to the bar that it has to clear; a ratio that does not is marked.
 """
 
 import argparse

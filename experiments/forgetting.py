@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--adapter")
     book = str(tiny.text_file("held_out"))
     parser.add_argument("--corpus", nargs="+", default=[book], help="texts that it never saw")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where finished runs lie")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of finished runs")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--write", type=int, default=150, help="tokens; 0: no animation")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def verdicts(found: Study) -> list[str]:
-    """One sentence a finding of the paper, with our numbers."""
+    """One sentence per finding of the paper, with our numbers."""
     counted = found.statistics
     said = []
     kinds = counted.droppers_by_kind

@@ -1,10 +1,10 @@
 """Pretrain the project's own small model: GPT-2 architecture, its own BPE, public-domain books.
 
-    python -m experiments.pretrain_tiny --corpus DIR            train, or go on where it stopped
+    python -m experiments.pretrain_tiny --corpus DIR            train, or resume
     python -m experiments.pretrain_tiny --corpus DIR --export   write the model into the package
 
-DIR holds `books-*.jsonl.gz`, one {"id", "text"} a line. What is made on the way (tokenizer, token
-numbers, checkpoints, log) lies in --out; a killed run goes on from its last checkpoint.
+DIR holds `books-*.jsonl.gz`, one {"id", "text"} per line. What is made on the way (tokenizer, token
+numbers, checkpoints, log) is stored in --out; a killed run resumes from its last checkpoint.
 """
 
 import argparse

@@ -42,7 +42,7 @@ Record = dict[str, Any]
 def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--seeds", type=int, default=2, help="runs with seeds 0, 1, ...")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where finished runs lie")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of finished runs")
     return parser
 
 

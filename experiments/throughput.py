@@ -1,4 +1,4 @@
-"""Tokens a second by context and sparsity, with the model's own holes and with ideal ones.
+"""Tokens per second by context and sparsity, with the model's own holes and with ideal ones.
 
     python -m experiments.throughput          writes docs/results/throughput.json and a figure
 
@@ -34,18 +34,18 @@ def main() -> None:
     about = {"machine": machine(), "versions": versions()}
     points = Points(args.runs / "throughput_gpt2.json", about)
     models = load_pair("gpt2", dtype="float32", random=True)
-    rows = [{"model": "gpt2", **row} for row in throughput(models, LARGE, points, told)]
+    rows = [{"model": "gpt2", **row} for row in throughput(models, LARGE, points, print_count)]
     for gamma in GAMMAS:
         place = runs.place(PruningConfig(rank=small.RANK), gamma=gamma)
         models = load_pair(str(place), dtype="float32")
         sweep = Sweep((64, 128, 256, 480), (32,), (), repeats=5)
         points = Points(args.runs / f"throughput_{gamma}.json", about)
-        realistic = throughput(models, sweep, points, told)
+        realistic = throughput(models, sweep, points, print_count)
         # as many holes, but the same in every row and layer
         at = {row["context"]: round(row["sparsity"], 2) for row in realistic if row["sparsity"]}
         for context, share in at.items():
             sweep = Sweep((context,), (32,), (share,), repeats=5)
-            throughput(models, sweep, points, told)
+            throughput(models, sweep, points, print_count)
         rows += [{"model": "tiny", "gamma": gamma, **row} for row in points.rows]
     publish("throughput", about, rows)
     for row in rows:
@@ -56,7 +56,7 @@ def main() -> None:
     draw(rows)
 
 
-def told(settings: list[Row]) -> list[Row]:
+def print_count(settings: list[Row]) -> list[Row]:
     print(f"{len(settings)} settings", flush=True)
     return settings
 

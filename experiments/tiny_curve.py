@@ -3,7 +3,7 @@
     python -m experiments.tiny_curve        writes docs/results/tiny_curve.json and a figure
 
 The paper's Fig. perplexity with the package's small model: each method is fine-tuned for the same
-steps on the same text, then measured on a book that no run has seen. It goes on where it stopped.
+steps on the same text, then measured on a book that no run has seen. It resumes where it stopped.
 At the paper's scale, on GPUs, for each γ and the baselines:
 
     R="accelerate launch -m kvprune train --recipe recipes/gpt2-small.yaml"

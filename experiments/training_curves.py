@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """A line a run; two seeds of a γ share a colour."""
+    """One line per run; two seeds of a γ share a colour."""
     figure, axes = panels(["Language loss of a step", "Soft sparsity, %", "α"])
     for row in rows:
         number = 0 if row["gamma"] is None else 1 + GAMMAS.index(row["gamma"])

@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """A panel a task and one for their mean; the dashed line is the dense model's."""
+    """One panel per task and one for their mean; the dashed line is the dense model's."""
     tasks = [*HUB, "mean"]
     chance = {**CHANCE, "mean": statistics.mean(CHANCE.values())}
     figure, axes = panels([f"{task} (chance {chance[task]:.0%})" for task in tasks])

@@ -50,7 +50,7 @@ class Subject(NamedTuple):
     def attached(
         self, method: str, adapter: Adapter | None = None, budget: int = 0
     ) -> Iterator[Pruned]:
-        """The model with this method; a policy holds `budget` tokens a layer."""
+        """The model with this method; a policy holds `budget` tokens per layer."""
         if method == OURS:
             assert adapter is not None
             pruned = kvprune.load(self.model, adapter.folder)
@@ -93,7 +93,7 @@ def digest(folder: Path) -> str:
 
 
 def points(args: argparse.Namespace, name: str, **about: Any) -> Points:
-    """What is finished already; one point a line on the way."""
+    """What is finished already; stored one by one."""
     known = {"version": __version__, "model": str(args.model)}
     return Points(args.runs / f"{name}.json", {**known, **about})
 

@@ -8,7 +8,7 @@ given. Two scores of each prompt: `found`, whether the greedy answer holds the n
 the share of wrong numbers that the model finds less likely than the right one (chance: 0.5), which
 says something even where no answer is right. Policies hold as many tokens as ours does after
 reading prompts of that length, mean over layers and prompts.
-It goes on where it stopped; rows in docs/results/smollm2_needle.json.
+It resumes where it stopped; rows in docs/results/smollm2_needle.json.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ def show(means: list[Row]) -> None:
 
 
 def draw(means: list[Row], docs: Path) -> None:
-    """A panel a strength: numbers found by context."""
+    """One panel per strength: numbers found by context."""
     found = over_depths(means)
     strengths = list(dict.fromkeys(key[1] for key in found if key[1])) or [None]
     figure, axes = drawing.panels([str(strength or "dense") for strength in strengths])

@@ -9,7 +9,7 @@ budget from there on, ours fewer tokens earlier in the window: the comparison fa
 TOVA and H2O read token by token, as their cache does (tests/evaluate/test_perplexity.py). SnapKV
 reads parts of a sixteenth of the window through its cache and is cut to the budget after each: it
 sees up to a part more.
-It goes on where it stopped; rows in docs/results/smollm2.json, or another --name.
+It resumes where it stopped; rows in docs/results/smollm2.json, or another --name.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def show(rows: list[Row]) -> None:
 
 
 def draw(rows: list[Row], contexts: list[int], name: str, docs: Path) -> None:
-    """A panel a text and context: perplexity / dense against the share that is pruned."""
+    """One panel per text and context: perplexity / dense against the share that is pruned."""
     dense = by_dense(rows)
     shown = [n for n in contexts if n >= 1024] or [max(contexts)]
     places = [key for n in shown for key in dense if key[1] == n]

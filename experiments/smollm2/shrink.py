@@ -3,7 +3,7 @@
     python -m experiments.smollm2.shrink ADAPTER OUT
 
 They were trained in float32, and are again float32 once they are loaded. β stays as it is: it
-is one number a layer, and all of its votes hang on it.
+is one number per layer, and all of its votes hang on it.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ the matrix products outside of attention are computed in float32 for every conte
 (kvprune.evaluate.throughput.bfloat16).
 Then, by formula (kvprune.evaluate.cost): the largest batch whose weights and cache fit into 4 GB,
 by context; the formula is held against the storages of a real cache.
-It goes on where it stopped; rows in docs/results/smollm2_speed.json.
+It resumes where it stopped; rows in docs/results/smollm2_speed.json.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m experiments.smollm2.text MODEL --corpus DIR --wikitext wikitext2_test.txt.gz
 
-DIR holds *.jsonl.gz, one {"id", "text"} a line: books-*, *wikinews* and others, which count as
+DIR holds *.jsonl.gz, one {"id", "text"} per line: books-*, *wikinews* and others, which count as
 encyclopedic. OUT (runs/smollm2/text) gets train.jsonl, which `kvprune train` reads, one book and
 some news articles that are not in it (held_out_book.txt, held_out_news.txt), and about.json.
 Everything is chosen by hashes of ids: the same corpus gives the same files.

@@ -3,7 +3,7 @@
     python -m experiments.smollm2.train [--pack]
 
 Text must be there (text.py). The first goes on from the dense model by the recipe, each other from
-an earlier one with another γ; what is shipped is a mean of some. It goes on where it stopped, also
+an earlier one with another γ; what is shipped is a mean of some. It resumes where it stopped, also
 in the middle of a run.
 --pack puts the adapters into the package, with what quality.py measured of them.
 """

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, default=Path("runs/smollm2/tuning"))
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--steps", type=int, default=80)
-    parser.add_argument("--length", type=int, default=512, help="tokens of a row, one row a step")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a row, one row per step")
     parser.add_argument("--only", choices=list(SIDES), help="one of the runs")
     args = parser.parse_args()
     keep_memory()

@@ -3,7 +3,7 @@
     python -m experiments.smollm2.zeroshot MODEL ADAPTER... --files DIR
 
 As `kvprune eval zeroshot` for one after another: all of WinoGrande, PIQA and LAMBADA, the first
-1,000 of HellaSwag. It goes on where it stopped, task by task; rows in
+1,000 of HellaSwag. It resumes where it stopped, task by task; rows in
 docs/results/smollm2_zeroshot.json.
 """
 
