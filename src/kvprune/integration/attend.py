@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -24,8 +25,8 @@ from kvprune.ops.keep.drop import kept_pairs
 from kvprune.ops.never import NEVER
 from kvprune.ops.timeline import Timeline
 
-# a threshold that no score is at or below
-KEEP_ALL = torch.finfo(torch.float32).min
+# a threshold that drops nothing
+KEEP_ALL = -math.inf
 
 
 class Call(NamedTuple):
