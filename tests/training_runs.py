@@ -1,4 +1,4 @@
-"""Small runs that several tests of training share."""
+"""Small training runs that several tests share."""
 
 from pathlib import Path
 from typing import Any
@@ -10,34 +10,34 @@ from kvprune import PruningConfig
 from kvprune.train import PruningTrainer, TrainConfig
 
 
-def rows(count: int, length: int = 32, seed: int = 0, padded: bool = False) -> list[dict]:
-    """Rows to learn from: every token follows from the one before, with some noise."""
+def make_rows(count: int, length: int = 32, seed: int = 0, padded: bool = False) -> list[dict]:
+    """Rows to train on: every token is determined by the previous one, with some noise."""
     generator = torch.Generator().manual_seed(seed)
-    follows = torch.randperm(98, generator=torch.Generator().manual_seed(7)) + 3
-    made = []
+    successor = torch.randperm(98, generator=torch.Generator().manual_seed(7)) + 3
+    rows: list[dict] = []
     for i in range(count):
         ids = [int(torch.randint(3, 101, (1,), generator=generator))]
         for _ in range(length - 1):
             noise = torch.rand(1, generator=generator) < 0.1
             drawn = int(torch.randint(3, 101, (1,), generator=generator))
-            ids.append(drawn if noise else int(follows[ids[-1] - 3]))
+            ids.append(drawn if noise else int(successor[ids[-1] - 3]))
         row = {"input_ids": ids, "labels": list(ids)}
         if padded:
             pads = (5 * i) % (length // 2)
             real = [1] * (length - pads) + [0] * pads
             row["attention_mask"] = real
             row["labels"] = [t if r else -100 for t, r in zip(ids, real, strict=True)]
-        made.append(row)
-    return made
+        rows.append(row)
+    return rows
 
 
-def model(family: str = "gpt2", **overrides):
+def small_model(family: str = "gpt2", **overrides):
     layers = {"n_layer": 2} if family == "gpt2" else {"num_hidden_layers": 2}
     return zoo.make(family, **(layers | overrides))
 
 
-def config(**settings: Any) -> TrainConfig:
-    usual = {
+def make_config(**settings: Any) -> TrainConfig:
+    defaults = {
         "method": PruningConfig(rank=8),
         "steps": 6,
         "batch": 4,
@@ -49,27 +49,30 @@ def config(**settings: Any) -> TrainConfig:
         "interaction_lr": 1e-2,
         "base_lr": 1e-3,
     }
-    return TrainConfig(**(usual | settings))
+    return TrainConfig(**(defaults | settings))
 
 
-def trainer(folder: Path, *, of=None, data=None, arguments=None, **settings: Any) -> PruningTrainer:
-    """A trainer without bars; `arguments` are more of TrainingArguments."""
-    made = config(**settings)
-    data = rows(24) if data is None else data
+def make_trainer(
+    folder: Path, *, model=None, data=None, arguments=None, **settings: Any
+) -> PruningTrainer:
+    """A trainer without progress bars; `arguments` are further TrainingArguments."""
+    config = make_config(**settings)
+    data = make_rows(24) if data is None else data
     quiet = {"disable_tqdm": True, "report_to": [], "dataloader_pin_memory": False}
     quiet |= {"use_cpu": True}
     return PruningTrainer(
-        model() if of is None else of,
-        made,
-        made.arguments(folder, **(quiet | (arguments or {}))),
+        small_model() if model is None else model,
+        config,
+        config.arguments(folder, **(quiet | (arguments or {}))),
         train_dataset=data,
-        eval_dataset=rows(6, seed=1),
+        eval_dataset=make_rows(6, seed=1),
     )
 
 
-def weights(made: PruningTrainer) -> dict[str, torch.Tensor]:
-    return {name: p.detach().clone() for name, p in made.pruned.model.named_parameters()}
+def weights(trainer: PruningTrainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.pruned.model.named_parameters()}
 
 
-def losses(made: PruningTrainer, name: str = "loss") -> list[float]:
-    return [entry[name] for entry in made.state.log_history if name in entry]
+def logged(trainer: PruningTrainer, name: str = "loss") -> list[float]:
+    """The values of one metric, in the order of the log."""
+    return [entry[name] for entry in trainer.state.log_history if name in entry]

@@ -7,17 +7,17 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import kvprune
-import training_runs as runs
 from helpers import random_ids
 from kvprune import PruneError
+from training_runs import make_trainer, small_model
 
 
 @pytest.fixture(scope="module", params=["all", "interaction", "lora"])
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
-    runs.model().save_pretrained(folder / "base")
+    small_model().save_pretrained(folder / "base")
     base = AutoModelForCausalLM.from_pretrained(folder / "base")
-    trainer = runs.trainer(folder / "run", of=base, tune=request.param, steps=4, base_lr=1e-2)
+    trainer = make_trainer(folder / "run", model=base, tune=request.param, steps=4, base_lr=1e-2)
     trainer.train()
     trainer.save_model(str(folder / "out"))
     return trainer, folder
@@ -86,7 +86,7 @@ def test_plain_transformers_reads_a_full_model_as_the_dense_one(trained, recwarn
 
 def test_errors_of_loading(tmp_path, trained):
     with pytest.raises(PruneError, match="lacks the folder"):
-        kvprune.load(runs.model())
+        kvprune.load(small_model())
     with pytest.raises(PruneError, match="does not exist"):
         kvprune.load(tmp_path / "nowhere")
     trainer, folder = trained

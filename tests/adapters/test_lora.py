@@ -5,10 +5,10 @@ import torch
 from torch.testing import assert_close
 
 import kvprune
-import training_runs as runs
 from helpers import random_ids, uneven_gates
 from kvprune import PruneError, PruningConfig
 from kvprune.adapters import lora
+from training_runs import small_model
 
 
 def randomise_lora(model):
@@ -29,7 +29,7 @@ def generated(model, ids):
 @pytest.fixture(params=["gpt2", "llama"])
 def saved(request, tmp_path):
     """A model with LoRA and pruning, and the folder of its adapter."""
-    model = runs.model(request.param)
+    model = small_model(request.param)
     lora.add(model, rank=4, alpha=8)
     randomise_lora(model)
     pruned = kvprune.attach(model, PruningConfig(rank=8))
@@ -42,10 +42,10 @@ def saved(request, tmp_path):
 def test_round_trip_and_generation(saved, merge):
     family, pruned, path = saved
     ids = random_ids(2, 24)
-    model = runs.model(family)
+    model = small_model(family)
     again = kvprune.load(model, path, merge=merge)
     assert generated(model, ids) == generated(pruned.model, ids)
-    assert generated(model, ids) != generated(kvprune.attach(runs.model(family)).model, ids)
+    assert generated(model, ids) != generated(kvprune.attach(small_model(family)).model, ids)
     with torch.no_grad():
         want = pruned.model(ids, use_cache=False).logits
         got = model(ids, use_cache=False).logits
@@ -59,7 +59,7 @@ def test_round_trip_and_generation(saved, merge):
 
 def test_detach_removes_lora(saved):
     family, _, path = saved
-    model, ids = runs.model(family), random_ids(2, 24)
+    model, ids = small_model(family), random_ids(2, 24)
     want, kinds = model(ids).logits, [type(m) for m in model.modules()]
     trainable = [p.requires_grad for p in model.parameters()]
     kvprune.load(model, path).detach()
@@ -74,7 +74,7 @@ def test_peft_reads_it_without_kvprune(saved):
     peft = pytest.importorskip("peft")
     family, pruned, path = saved
     ids = random_ids(2, 24)
-    theirs = peft.PeftModel.from_pretrained(runs.model(family), str(path)).eval()
+    theirs = peft.PeftModel.from_pretrained(small_model(family), str(path)).eval()
     ours = pruned.detach()
     with torch.no_grad():
         assert_close(theirs(ids).logits, ours(ids).logits)
@@ -90,12 +90,12 @@ def test_the_file_is_small(saved):
 def test_lora_of_another_model_is_refused(saved):
     family, _, path = saved
     width = {"n_embd": 32} if family == "gpt2" else {"hidden_size": 32, "head_dim": 16}
-    other = runs.model(family, **width)
+    other = small_model(family, **width)
     with pytest.raises(PruneError, match="hidden_size"):
         kvprune.load(other, path)
     assert not lora.has_lora(other)
     layers = {"n_layer": 1} if family == "gpt2" else {"num_hidden_layers": 1}
-    other = runs.model(family, **layers)
+    other = small_model(family, **layers)
     with pytest.raises(PruneError, match="another model"):
         kvprune.load(other, path)
     assert not lora.has_lora(other)
@@ -113,4 +113,4 @@ def test_a_second_lora_is_refused(saved):
 def test_error_without_peft(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
     with pytest.raises(PruneError, match=r"pip install 'kvprune\[train\]'"):
-        lora.add(runs.model(), 2, 4)
+        lora.add(small_model(), 2, 4)

@@ -24,7 +24,7 @@ def test_cosine_is_slow_at_both_ends():
     assert alpha_at(0.1, 1, 8, "linear") == pytest.approx(1.7)
 
 
-def test_outside_and_constant():
+def test_out_of_range_and_constant():
     assert alpha_at(-1, 1, 8) == 1
     assert alpha_at(2, 1, 8) == 8
     assert {alpha_at(i / 7, 1, 8, "constant") for i in range(8)} == {8}

@@ -6,14 +6,14 @@ import pytest
 import yaml
 from huggingface_hub import HfApi, ModelCard
 
-import training_runs as runs
 from kvprune import LocalConfig
 from kvprune.train.card import model_card
+from training_runs import make_config, make_trainer
 
 
 @pytest.fixture
 def hub(monkeypatch):
-    """A hub that takes everything: what was uploaded, by file name."""
+    """A hub that accepts everything: the names of the uploaded files, by repository."""
     pushed = {}
 
     class Repo:
@@ -28,26 +28,26 @@ def hub(monkeypatch):
 
 
 @pytest.mark.parametrize("tune", ["all", "interaction", "lora"])
-def test_pushed_with_its_card(tmp_path, hub, tune):
-    made = runs.trainer(
+def test_push_includes_the_card(tmp_path, hub, tune):
+    trainer = make_trainer(
         tmp_path, tune=tune, steps=3, arguments={"hub_model_id": "someone/forgetful"}
     )
-    made.train()
-    made.push_to_hub(dataset="a/text")
+    trainer.train()
+    trainer.push_to_hub(dataset="a/text")
     weights = {"all": "model.safetensors", "lora": "adapter_model.safetensors"}
     wanted = {"README.md", "kvprune.safetensors", weights.get(tune, "kvprune.safetensors")}
     assert hub["someone/forgetful"] >= wanted
     card = ModelCard.load(tmp_path / "README.md")
     assert card.data.library_name == "kvprune"
     assert card.data.datasets == ["a/text"]
-    entry = made.last_evaluation()
+    entry = trainer.last_evaluation()
     assert f"| {entry['eval_ppl_hard']:.2f} |" in card.text
     assert f"| {entry['eval_sparsity_hard']:.1%} |" in card.text
     assert 'kvprune.load("someone/forgetful")' in card.text
 
 
-def test_what_the_card_says(tmp_path):
-    config = runs.config(target_sparsity=0.8, distill=0.5)
+def test_card_content(tmp_path):
+    config = make_config(target_sparsity=0.8, distill=0.5)
     book = tmp_path / "our book.txt"
     book.touch()
     text = model_card(
@@ -68,10 +68,10 @@ def test_what_the_card_says(tmp_path):
     assert settings["steps_done"] == 7
 
 
-def test_the_card_of_a_baseline():
-    text = model_card(runs.config(method=LocalConfig(8)), "x", "gpt2")
+def test_card_of_a_baseline():
+    text = model_card(make_config(method=LocalConfig(8)), "x", "gpt2")
     assert "local attention, a baseline" in text
     assert "Not recorded." in text
-    found = {"eval_ppl_hard": 3.0, "eval_sparsity_hard": 0.5, "eval_sparsity_hard_layer_0": 0.5}
-    measured = model_card(runs.config(method=LocalConfig(8)), "x", "gpt2", measured=found)
+    metrics = {"eval_ppl_hard": 3.0, "eval_sparsity_hard": 0.5, "eval_sparsity_hard_layer_0": 0.5}
+    measured = model_card(make_config(method=LocalConfig(8)), "x", "gpt2", measured=metrics)
     assert "| | hard gate |" in measured

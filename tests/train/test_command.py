@@ -1,4 +1,4 @@
-"""kvprune train, as a user runs it: on the package's own small model and a text file."""
+"""kvprune train, as a user runs it: on the package's small model and a text file."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ QUICK = (
 
 @pytest.fixture(scope="module")
 def book(tmp_path_factory):
-    """The first chapters of a book; its tokens are cached beside it."""
+    """The first chapters of a book; its tokens are cached in the same folder."""
     folder = tmp_path_factory.mktemp("text")
     file = folder / "book.txt"
     with gzip.open(tiny.text_file("train"), "rt", encoding="utf-8") as text:
@@ -41,7 +41,7 @@ def options(book: Path, *more: str) -> list[str]:
 
 
 def call(*args: str):
-    """In this process; what it prints as JSON."""
+    """Run in this process; returns the JSON that it prints."""
     done = CliRunner().invoke(app, [*args, "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.output
     return json.loads(done.stdout)
@@ -57,15 +57,15 @@ def start(*args: str, launcher: tuple[str, ...] = ()) -> subprocess.Popen:
 
 
 @pytest.fixture(scope="module")
-def whole(book, tmp_path_factory):
-    """A run of six steps from start to end, in one process."""
-    folder = tmp_path_factory.mktemp("whole") / "run"
+def finished(book, tmp_path_factory):
+    """A complete run of six steps, in one process."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
     more = ("--steps", "6", "--save-every", "2", "--batch", "4", "--target-sparsity", "0.5")
     return call(*options(book, "--out", str(folder), *more)), folder
 
 
-def test_what_a_run_leaves(whole):
-    result, folder = whole
+def test_files_of_a_run(finished):
+    result, folder = finished
     assert result["steps"] == 6
     assert 0 <= result["metrics"]["eval_sparsity_hard"] <= 1
     for name in ("README.md", "recipe.yaml", "kvprune.safetensors", "tokenizer.json"):
@@ -81,20 +81,20 @@ def test_what_a_run_leaves(whole):
     assert [e["step"] for e in state["log_history"] if "eval_loss" in e] == [6]
 
 
-def test_the_recipe_of_a_run_makes_the_same_run(whole, tmp_path):
-    result, folder = whole
+def test_recipe_reproduces_the_run(finished, tmp_path):
+    result, folder = finished
     again = call("train", "--recipe", str(folder / "recipe.yaml"), "--out", str(tmp_path / "again"))
     assert again["metrics"]["eval_loss_hard"] == result["metrics"]["eval_loss_hard"]
 
 
-def test_a_run_is_not_written_over(whole, book):
-    _, folder = whole
+def test_run_is_not_overwritten(finished, book):
+    _, folder = finished
     with pytest.raises(PruneError, match=r"contains a run already \(checkpoint-6\); continue"):
         call(*options(book, "--out", str(folder)))
 
 
-def test_killed_and_resumed(whole, tmp_path):
-    result, folder = whole
+def test_killed_and_resumed(finished, tmp_path):
+    result, folder = finished
     recipe, out = ["--recipe", str(folder / "recipe.yaml")], tmp_path / "killed"
     process = start("train", *recipe, "--out", str(out))
     checkpoint = out / "checkpoint-2"
@@ -110,9 +110,9 @@ def test_killed_and_resumed(whole, tmp_path):
     assert again["metrics"]["eval_loss_hard"] == pytest.approx(want, rel=1e-6)
 
 
-def test_two_processes_are_as_good_as_one(whole, tmp_path):
-    _, folder = whole
-    # the launcher starts one process on a CPU, whatever is asked for, unless it believes in GPUs
+def test_two_processes_match_one(finished, tmp_path):
+    _, folder = finished
+    # on a CPU the launcher starts only one process, unless it expects GPUs
     launcher = (
         "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2",
         "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
@@ -138,7 +138,7 @@ def test_two_processes_are_as_good_as_one(whole, tmp_path):
     assert_close(two, one, atol=2e-3, rtol=2e-3)
 
 
-def test_an_adapter_finds_its_base(book, tmp_path):
+def test_adapter_finds_its_base(book, tmp_path):
     out = str(tmp_path / "adapter")
     call(*options(book, "--out", out, "--steps", "2", "--tune", "lora", "--distill", "1"))
     assert not (tmp_path / "adapter/model.safetensors").exists()
@@ -149,7 +149,7 @@ def test_an_adapter_finds_its_base(book, tmp_path):
     assert done.exit_code == 0
 
 
-def test_going_on_from_an_earlier_run(book, tmp_path):
+def test_start_from_an_earlier_run(book, tmp_path):
     """With other settings, from its weights: one step at a rate of 0 leaves them as they were."""
     lora = options(book, "--tune", "lora", "--lora-rank", "2", "--rank", "8", "--distill", "1")
     first, then = str(tmp_path / "first"), str(tmp_path / "then")
@@ -171,9 +171,9 @@ def test_going_on_from_an_earlier_run(book, tmp_path):
         call(*options(book), "--start", "nowhere", "--out", str(tmp_path / "none"))
 
 
-def test_a_whole_model_goes_on_beside_its_old_self(whole, book, tmp_path):
-    """The teacher is the model that was fine-tuned first, not what became of it."""
-    _, folder = whole
+def test_full_model_continues_with_its_base_as_teacher(finished, book, tmp_path):
+    """The teacher is the original base model, not the fine-tuned one."""
+    _, folder = finished
     then = tmp_path / "then"
     still = ("--steps", "1", "--interaction-lr", "0", "--base-lr", "0", "--distill", "1")
     call(*options(book, *still), "--start", str(folder), "--out", str(then))
@@ -185,7 +185,7 @@ def test_a_whole_model_goes_on_beside_its_old_self(whole, book, tmp_path):
     assert entry["loss_kl"] > 1e-3
 
 
-def test_a_baseline(book, tmp_path):
+def test_baseline(book, tmp_path):
     out = str(tmp_path / "local")
     result = call(
         *options(book, "--out", out, "--steps", "2", "--method", "local", "--window", "8")
@@ -194,16 +194,16 @@ def test_a_baseline(book, tmp_path):
     assert kvprune.load(out).config == LocalConfig(8)
 
 
-def test_people_are_told_in_words(book, tmp_path):
+def test_plain_text_output(book, tmp_path):
     args = options(book, "--out", str(tmp_path / "run"), "--steps", "1")
     done = CliRunner().invoke(app, args, catch_exceptions=False)
     assert "1 step" in done.stdout
     assert "hard" in done.stdout
 
 
-def test_what_cannot_be_trained(book, tmp_path):
+def test_errors(book, tmp_path):
     out = ("--out", str(tmp_path / "none"))
-    for args, says in (
+    for args, message in (
         (["train", "tiny", *out], "no text to train on"),
         (options(book, *out, "--length", "4096"), "4096 tokens do not fit into the 512 positions"),
         (options(book, *out, "--method", "local"), "method local needs --window"),
@@ -211,12 +211,12 @@ def test_what_cannot_be_trained(book, tmp_path):
         (options(tmp_path / "missing.txt", *out), "missing.txt"),
         (options(book, *out, "--rank", "0"), "rank=0"),
     ):
-        with pytest.raises(PruneError, match=says):
+        with pytest.raises(PruneError, match=message):
             CliRunner().invoke(app, args, catch_exceptions=False)
     assert not (tmp_path / "none").exists()
 
 
-def test_the_flags_are_those_of_the_settings():
+def test_every_setting_has_a_flag():
     from dataclasses import fields
 
     from kvprune.text.config import DataConfig

@@ -1,4 +1,4 @@
-"""KL in chunks against the obvious version, and the teacher without a copy."""
+"""Chunked KL against the plain formula, and the model as its own teacher."""
 
 import pytest
 import torch
@@ -6,15 +6,15 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import kvprune
-import training_runs as runs
 from helpers import random, random_ids, uneven_gates
 from kvprune import PruningConfig
 from kvprune.adapters import lora
 from kvprune.adapters.dense import as_base_model
 from kvprune.train import distill
+from training_runs import small_model
 
 
-def obvious(student, teacher, labels):
+def plain_kl(student, teacher, labels):
     keep = labels[:, 1:] != -100
     s, t = student[:, :-1][keep].log_softmax(-1), teacher[:, :-1][keep].log_softmax(-1)
     return F.kl_div(s, t, log_target=True, reduction="sum")
@@ -22,12 +22,12 @@ def obvious(student, teacher, labels):
 
 @pytest.mark.parametrize("chunk", [1, 3, 17, 1000])
 @pytest.mark.parametrize("T", [2, 9])
-def test_matches_the_obvious_version(chunk, T):
+def test_matches_the_plain_formula(chunk, T):
     student, teacher = (random(3, T, 31, seed=i, dtype=torch.float32) * 3 for i in (0, 1))
     labels = random_ids(3, T)
     labels[1, : T // 2 + 1] = -100
     a, b = student.clone().requires_grad_(), student.clone().requires_grad_()
-    want, got = obvious(a, teacher, labels), distill.kl_to_teacher(b, teacher, labels, chunk)
+    want, got = plain_kl(a, teacher, labels), distill.kl_to_teacher(b, teacher, labels, chunk)
     assert_close(got, want)
     (2.5 * want).backward()
     (2.5 * got).backward()
@@ -39,7 +39,7 @@ def test_bfloat16_logits_are_summed_in_float32():
     student, teacher = (random(2, 40, 501, seed=i).bfloat16() * 3 for i in (0, 1))
     got = distill.kl_to_teacher(student, teacher, random_ids(2, 40))
     assert got.dtype == torch.float32
-    assert_close(got.double(), obvious(student.double(), teacher.double(), random_ids(2, 40)))
+    assert_close(got.double(), plain_kl(student.double(), teacher.double(), random_ids(2, 40)))
 
 
 def test_nothing_to_predict_and_impossible_tokens():
@@ -55,8 +55,8 @@ def test_nothing_to_predict_and_impossible_tokens():
 
 
 @pytest.mark.parametrize("with_lora", [False, True])
-def test_the_model_is_its_own_teacher(with_lora):
-    model, ids = runs.model(), random_ids(2, 24)
+def test_model_is_its_own_teacher(with_lora):
+    model, ids = small_model(), random_ids(2, 24)
     want = model(ids).logits.detach()
     if with_lora:
         lora.add(model, rank=2, alpha=4)

@@ -5,12 +5,12 @@ import random
 
 import pytest
 
-import training_runs as runs
 from kvprune.train.gamma import MAX_GAMMA, MIN_GAMMA, GammaState, log_odds, next_state
+from training_runs import logged, make_trainer
 
 
 def simulate(target, slope, center, lag, updates, start=0.0, noise=0.005):
-    """A model whose log-odds of sparsity follow slope · (log γ − center), the later the slower."""
+    """A model whose log-odds of sparsity follow slope · (log γ − center), ever more slowly."""
     draws = random.Random(0)
     state, sparsity, most = GammaState(0.3), start, 0.0
     for i in range(1, updates + 1):
@@ -30,12 +30,12 @@ def simulate(target, slope, center, lag, updates, start=0.0, noise=0.005):
 def test_settles_on_the_target(target, slope, center, lag, updates, start):
     end, most = simulate(target, slope, center, lag, updates, start)
     assert end == pytest.approx(target, abs=0.04)
-    # where γ began too high the sparsity first goes where γ leads it
-    led = 1 / (1 + math.exp(-slope * (math.log(0.3) - center)))
-    assert most < max(target, start, led) + 0.06
+    # where γ starts too high, the sparsity first follows it
+    initial = 1 / (1 + math.exp(-slope * (math.log(0.3) - center)))
+    assert most < max(target, start, initial) + 0.06
 
 
-def test_more_for_less():
+def test_gamma_rises_below_the_target_and_falls_above():
     state = GammaState(0.3, start=0.5, progress=0.5)
     assert next_state(state, 0.5, 0.8, 0.51).gamma > 0.3
     assert next_state(state, 0.9, 0.8, 0.51).gamma < 0.3
@@ -43,14 +43,14 @@ def test_more_for_less():
     assert next_state(settled, 0.8, 0.8, 0.51).gamma == pytest.approx(0.3)
 
 
-def test_the_first_measurement_is_where_it_starts():
+def test_set_point_starts_at_the_first_measurement():
     state = next_state(GammaState(0.3), 0.55, 0.8, 0.01)
     assert state.start == 0.55
     assert abs(state.error) < 0.05
     assert next_state(state, 0.7, 0.8, 0.02).start == 0.55
 
 
-def test_gamma_has_limits_and_comes_back_from_them():
+def test_gamma_recovers_from_its_limits():
     state = GammaState(0.3)
     for i in range(1, 101):
         state = next_state(state, 0.0, 0.9, i / 200)
@@ -66,11 +66,11 @@ def test_gamma_has_limits_and_comes_back_from_them():
 
 
 @pytest.mark.parametrize("target", [0.5, 0.8])
-def test_a_real_run_ends_at_the_target(tmp_path, target):
-    made = runs.trainer(
+def test_real_run_ends_at_the_target(tmp_path, target):
+    trainer = make_trainer(
         tmp_path, target_sparsity=target, steps=80, probe_every=2, probe_rows=6, distill=1.0,
         eval_every=1000, save_every=1000, interaction_lr=5e-3, log_every=10,
     )  # fmt: skip
-    made.train()
-    assert made.evaluate()["eval_sparsity_hard"] == pytest.approx(target, abs=0.05)
-    assert runs.losses(made, "gamma")[-1] != 0.3
+    trainer.train()
+    assert trainer.evaluate()["eval_sparsity_hard"] == pytest.approx(target, abs=0.05)
+    assert logged(trainer, "gamma")[-1] != 0.3

@@ -1,4 +1,4 @@
-"""Two processes on the CPU give the numbers of one with the same global batch."""
+"""Two processes on the CPU match one process with the same global batch."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import torch
 from torch.testing import assert_close
 
 import kvprune
-import training_runs as runs
 from helpers import random_ids
+from training_runs import logged, make_rows, make_trainer
 
 HERE = Path(__file__).parent
 SETTINGS = {
@@ -41,35 +41,35 @@ def launch(folder: Path, settings: dict, *flags: str, resume: bool = False) -> N
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def single(tmp_path_factory):
     """The same run in one process with twice the rows."""
-    folder = tmp_path_factory.mktemp("alone")
-    made = runs.trainer(folder, data=runs.rows(24, padded=True), **{**SETTINGS, "batch": 4})
-    made.train()
-    made.save_model(str(folder / "out"))
-    return made, folder
+    folder = tmp_path_factory.mktemp("single")
+    trainer = make_trainer(folder, data=make_rows(24, padded=True), **{**SETTINGS, "batch": 4})
+    trainer.train()
+    trainer.save_model(str(folder / "out"))
+    return trainer, folder
 
 
-def compare(folder: Path, alone, kind: str) -> None:
-    made, place = alone
-    history, how = json.loads((folder / "history.json").read_text())
-    assert how == f"DistributedType.{kind}"
+def compare(folder: Path, single, kind: str) -> None:
+    trainer, expected = single
+    history, distributed_type = json.loads((folder / "history.json").read_text())
+    assert distributed_type == f"DistributedType.{kind}"
     for name in NUMBERS:
         got = [entry[name] for entry in history if name in entry]
-        assert got == pytest.approx(runs.losses(made, name), rel=1e-4), name
+        assert got == pytest.approx(logged(trainer, name), rel=1e-4), name
     ids = random_ids(2, 24)
-    ours, theirs = kvprune.load(place / "out"), kvprune.load(folder / "out")
+    want, got = kvprune.load(expected / "out"), kvprune.load(folder / "out")
     with torch.no_grad():
-        assert_close(theirs.model(ids).logits, ours.model(ids).logits, atol=1e-3, rtol=1e-3)
+        assert_close(got.model(ids).logits, want.model(ids).logits, atol=1e-3, rtol=1e-3)
 
 
-def test_ddp(tmp_path, alone):
+def test_ddp(tmp_path, single):
     launch(tmp_path, SETTINGS, "--multi_gpu")
-    compare(tmp_path, alone, "MULTI_CPU")
+    compare(tmp_path, single, "MULTI_CPU")
 
 
-def test_fsdp(tmp_path, alone):
-    """And a run that is resumed from the middle."""
+def test_fsdp(tmp_path, single):
+    """And a run that is resumed halfway."""
     flags = (
         "--use_fsdp", "--fsdp_version", "2", "--fsdp_state_dict_type", "SHARDED_STATE_DICT",
         "--fsdp_auto_wrap_policy", "TRANSFORMER_BASED_WRAP",
@@ -77,8 +77,8 @@ def test_fsdp(tmp_path, alone):
         "--fsdp_cpu_ram_efficient_loading", "false",
     )  # fmt: skip
     launch(tmp_path, SETTINGS, *flags)
-    compare(tmp_path, alone, "FSDP")
-    for made in ("checkpoint-4", "out"):
-        shutil.rmtree(tmp_path / made)
+    compare(tmp_path, single, "FSDP")
+    for name in ("checkpoint-4", "out"):
+        shutil.rmtree(tmp_path / name)
     launch(tmp_path, SETTINGS, *flags, resume=True)
-    compare(tmp_path, alone, "FSDP")
+    compare(tmp_path, single, "FSDP")

@@ -1,4 +1,4 @@
-"""A run that is killed and resumed ends where one that was not ends."""
+"""A run that is stopped and resumed ends with the same numbers as one that is not."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ import pytest
 from torch.testing import assert_close
 from transformers import TrainerCallback
 
-import training_runs as runs
+from training_runs import logged, make_rows, make_trainer, small_model, weights
 
 SETTINGS = {
     "steps": 8, "save_every": 3, "eval_every": 4, "accumulation": 2, "batch": 2, "distill": 0.5,
@@ -23,14 +23,14 @@ KILLED = """
 import os, signal, sys
 import torch, test_resume
 torch.set_num_threads(1)
-made = test_resume.make(sys.argv[1], "all")
-made.add_callback(test_resume.Stop(lambda: os.kill(os.getpid(), signal.SIGKILL)))
-made.train()
+trainer = test_resume.make_run(sys.argv[1], "all")
+trainer.add_callback(test_resume.Stop(lambda: os.kill(os.getpid(), signal.SIGKILL)))
+trainer.train()
 """
 
 
 class Stop(TrainerCallback):
-    """Ends a run after its fifth step, two after a checkpoint."""
+    """Stops a run after its fifth step, two after a checkpoint."""
 
     def __init__(self, end):
         self.end = end
@@ -40,9 +40,14 @@ class Stop(TrainerCallback):
             self.end()
 
 
-def make(folder, tune):
+def make_run(folder, tune):
     settings = {**SETTINGS, "tune": tune}
-    return runs.trainer(Path(folder), of=runs.model(**DROPOUT), data=runs.rows(10), **settings)
+    return make_trainer(
+        Path(folder),
+        model=small_model(**DROPOUT),
+        data=make_rows(10),
+        **settings,
+    )
 
 
 def kill(folder):
@@ -56,10 +61,10 @@ def kill(folder):
 
 
 def interrupt(folder, tune):
-    made = make(folder, tune)
-    made.add_callback(Stop(lambda: signal.raise_signal(signal.SIGINT)))
+    trainer = make_run(folder, tune)
+    trainer.add_callback(Stop(lambda: signal.raise_signal(signal.SIGINT)))
     with pytest.raises(KeyboardInterrupt):
-        made.train()
+        trainer.train()
 
 
 @pytest.mark.parametrize("tune", ["all", "interaction", "lora"])
@@ -68,23 +73,23 @@ def test_stopped_and_resumed(tmp_path, tune):
         kill(tmp_path / "stopped")
     else:
         interrupt(tmp_path / "stopped", tune)
-    resumed = make(tmp_path / "stopped", tune)
+    resumed = make_run(tmp_path / "stopped", tune)
     resumed.train(resume_from_checkpoint=True)
-    whole = make(tmp_path / "whole", tune)
-    whole.train()
-    assert resumed.state.global_step == whole.state.global_step == 8
+    uninterrupted = make_run(tmp_path / "uninterrupted", tune)
+    uninterrupted.train()
+    assert resumed.state.global_step == uninterrupted.state.global_step == 8
     for name in ("loss", "alpha", "gamma", "sparsity_soft", "lr_interaction", "eval_loss_hard"):
-        got, want = runs.losses(resumed, name), runs.losses(whole, name)
+        got, want = logged(resumed, name), logged(uninterrupted, name)
         assert got == pytest.approx(want, rel=1e-6), name
-    # γ had moved, and went on from where it was
-    assert len(set(runs.losses(whole, "gamma"))) > 5
-    for name, want in runs.weights(whole).items():
-        assert_close(runs.weights(resumed)[name], want, atol=1e-6, rtol=0)
+    # γ had changed, and continued from its last value
+    assert len(set(logged(uninterrupted, "gamma"))) > 5
+    for name, want in weights(uninterrupted).items():
+        assert_close(weights(resumed)[name], want, atol=1e-6, rtol=0)
 
 
-def test_other_settings_are_said(tmp_path, caplog):
-    runs.trainer(tmp_path, steps=3).train()
-    again = runs.trainer(tmp_path, steps=4, gamma=0.5)
+def test_changed_settings_are_reported(tmp_path, caplog):
+    make_trainer(tmp_path, steps=3).train()
+    again = make_trainer(tmp_path, steps=4, gamma=0.5)
     again.train(resume_from_checkpoint=True)
     assert "gamma was 0.3 when the run began and is now 0.5" in caplog.text
     assert again.state.global_step == 4

@@ -1,4 +1,4 @@
-"""What the trainer computes, trains, logs and refuses."""
+"""What PruningTrainer computes, trains, logs and refuses."""
 
 import math
 
@@ -8,21 +8,21 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 import kvprune
-import training_runs as runs
 from kvprune import DenseConfig, LocalConfig, PruneError, PruningConfig, StridedConfig
 from kvprune.train import PruningTrainer, TrainConfig
+from training_runs import logged, make_config, make_rows, make_trainer, small_model, weights
 
 
-def by_hand(made: PruningTrainer, batch: list[dict], distill=0.0, teacher=None):
-    """The loss of one step, written out: a plain forward pass and the paper's formulas."""
-    pruned, model = made.pruned, made.pruned.model
+def expected_loss(trainer: PruningTrainer, batch: list[dict], distill=0.0, teacher=None):
+    """The loss of one step from a plain forward pass and the paper's formulas."""
+    pruned, model = trainer.pruned, trainer.pruned.model
     ids = torch.tensor([row["input_ids"] for row in batch])
     labels = torch.tensor([row["labels"] for row in batch])
     mask = None
     if "attention_mask" in batch[0]:
         mask = torch.tensor([row["attention_mask"] for row in batch])
     model.train()
-    pruned.alpha = made.config.alpha_start
+    pruned.alpha = trainer.config.alpha_start
     logits = model(ids, attention_mask=mask, use_cache=False).logits[:, :-1]
     want = labels[:, 1:]
     counted = want != -100
@@ -32,95 +32,93 @@ def by_hand(made: PruningTrainer, batch: list[dict], distill=0.0, teacher=None):
             dense = teacher(ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
         kl = (dense.exp() * (dense - logits.log_softmax(-1))).sum(-1)[counted].mean()
         loss = (1 - distill) * loss + distill * kl
-    return loss + made.config.gamma * pruned.sparsity_loss()
+    return loss + trainer.config.gamma * pruned.sparsity_loss()
 
 
 @pytest.mark.parametrize("distill", [0.0, 0.3, 1.0])
 @pytest.mark.parametrize("padded", [False, True])
-def test_the_loss_of_a_step(tmp_path, distill, padded):
-    data = runs.rows(4, padded=padded)
-    made = runs.trainer(tmp_path, data=data, distill=distill, steps=1)
-    want = by_hand(made, data, distill, teacher=runs.model())
-    made.train()
-    assert runs.losses(made)[0] == pytest.approx(float(want.detach()), rel=1e-5)
-    parts = made.state.log_history[0]
+def test_loss_of_a_step(tmp_path, distill, padded):
+    data = make_rows(4, padded=padded)
+    trainer = make_trainer(tmp_path, data=data, distill=distill, steps=1)
+    want = expected_loss(trainer, data, distill, teacher=small_model())
+    trainer.train()
+    assert logged(trainer)[0] == pytest.approx(float(want.detach()), rel=1e-5)
+    parts = trainer.state.log_history[0]
     assert parts["loss"] == pytest.approx(parts["loss_language"] + parts["loss_sparsity"], rel=1e-5)
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize("padded", [False, True])
-def test_accumulation_is_one_large_batch(tmp_path, family, padded):
-    data = runs.rows(16, padded=padded)
+def test_accumulation_equals_one_large_batch(tmp_path, family, padded):
+    data = make_rows(16, padded=padded)
 
     def run(batch, accumulation):
-        made = runs.trainer(
-            tmp_path / f"{accumulation}", of=runs.model(family), data=data, distill=0.5, steps=2,
-            batch=batch, accumulation=accumulation, arguments={"optim": "sgd"},
+        trainer = make_trainer(
+            tmp_path / f"{accumulation}", model=small_model(family), data=data, distill=0.5,
+            steps=2, batch=batch, accumulation=accumulation, arguments={"optim": "sgd"},
         )  # fmt: skip
-        made.train()
-        return made
+        trainer.train()
+        return trainer
 
     one, four = run(8, 1), run(2, 4)
     for name in ("loss", "loss_language", "loss_sparsity", "sparsity_soft", "grad_norm"):
-        assert runs.losses(four, name) == pytest.approx(runs.losses(one, name), rel=2e-5), name
-    for name, want in runs.weights(one).items():
-        assert_close(runs.weights(four)[name], want, atol=1e-6, rtol=1e-5)
+        assert logged(four, name) == pytest.approx(logged(one, name), rel=2e-5), name
+    for name, want in weights(one).items():
+        assert_close(weights(four)[name], want, atol=1e-6, rtol=1e-5)
 
 
-def test_a_model_without_loss_arguments_is_accumulated_alike(tmp_path, monkeypatch):
-    want = runs.trainer(tmp_path / "a", steps=1, batch=2, accumulation=2)
+def test_accumulation_for_a_model_without_loss_arguments(tmp_path, monkeypatch):
+    want = make_trainer(tmp_path / "a", steps=1, batch=2, accumulation=2)
     want.train()
-    model = runs.model()
+    model = small_model()
     model.accepts_loss_kwargs = False
-    made = runs.trainer(tmp_path / "b", of=model, steps=1, batch=2, accumulation=2)
-    made.train()
-    assert runs.losses(made) == pytest.approx(runs.losses(want), rel=1e-6)
+    trainer = make_trainer(tmp_path / "b", model=model, steps=1, batch=2, accumulation=2)
+    trainer.train()
+    assert logged(trainer) == pytest.approx(logged(want), rel=1e-6)
 
 
 def test_gradient_checkpointing_changes_nothing(tmp_path):
-    plain = runs.trainer(tmp_path / "a", steps=2)
-    saving = runs.trainer(tmp_path / "b", steps=2, checkpointing=True)
-    for made in (plain, saving):
-        made.train()
+    plain = make_trainer(tmp_path / "a", steps=2)
+    saving = make_trainer(tmp_path / "b", steps=2, checkpointing=True)
+    for trainer in (plain, saving):
+        trainer.train()
     assert saving.pruned.model.is_gradient_checkpointing
-    assert runs.losses(saving) == pytest.approx(runs.losses(plain), rel=1e-5)
-    assert runs.losses(saving, "grad_norm") == pytest.approx(
-        runs.losses(plain, "grad_norm"), rel=1e-4
-    )
+    assert logged(saving) == pytest.approx(logged(plain), rel=1e-5)
+    assert logged(saving, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-4)
 
 
 def test_bf16(tmp_path):
-    made = runs.trainer(tmp_path, steps=3, bf16=True, distill=0.5)
-    made.train()
-    plain = runs.trainer(tmp_path / "b", steps=3, distill=0.5)
+    trainer = make_trainer(tmp_path, steps=3, bf16=True, distill=0.5)
+    trainer.train()
+    plain = make_trainer(tmp_path / "b", steps=3, distill=0.5)
     plain.train()
-    assert runs.losses(made) == pytest.approx(runs.losses(plain), rel=0.02)
-    assert runs.losses(made) != runs.losses(plain)
+    assert logged(trainer) == pytest.approx(logged(plain), rel=0.02)
+    assert logged(trainer) != logged(plain)
 
 
 def test_alpha_follows_the_schedule(tmp_path):
-    made = runs.trainer(tmp_path, alpha_start=1.0, alpha_end=8.0, alpha_schedule="linear")
-    made.train()
-    assert runs.losses(made, "alpha") == pytest.approx([1 + 7 * i / 6 for i in range(6)])
-    made.evaluate()
-    assert made.pruned.alpha == 8.0
-    half = runs.trainer(tmp_path / "b", alpha_share=0.5, alpha_schedule="linear", alpha_start=2)
+    trainer = make_trainer(tmp_path, alpha_start=1.0, alpha_end=8.0, alpha_schedule="linear")
+    trainer.train()
+    assert logged(trainer, "alpha") == pytest.approx([1 + 7 * i / 6 for i in range(6)])
+    trainer.evaluate()
+    assert trainer.pruned.alpha == 8.0
+    half = make_trainer(tmp_path / "b", alpha_share=0.5, alpha_schedule="linear", alpha_start=2)
     half.train()
-    assert runs.losses(half, "alpha") == pytest.approx([2, 4, 6, 8, 8, 8])
+    assert logged(half, "alpha") == pytest.approx([2, 4, 6, 8, 8, 8])
 
 
 def test_two_learning_rates(tmp_path):
-    made = runs.trainer(tmp_path, interaction_lr=0.02, base_lr=0.001, warmup=2, steps=3)
-    before = runs.weights(made)
-    made.train()
-    groups = {group["name"]: group for group in made.optimizer.param_groups}
+    trainer = make_trainer(tmp_path, interaction_lr=0.02, base_lr=0.001, warmup=2, steps=3)
+    before = weights(trainer)
+    trainer.train()
+    groups = {group["name"]: group for group in trainer.optimizer.param_groups}
     assert groups["interaction"]["lr"] == 0.02
     assert groups["base"]["lr"] == 0.001
-    counted = sum(len(group["params"]) for group in made.optimizer.param_groups)
+    counted = sum(len(group["params"]) for group in trainer.optimizer.param_groups)
     assert counted == len(before)
-    assert runs.losses(made, "lr_interaction") == pytest.approx([0.01, 0.02, 0.02])
-    assert runs.losses(made, "lr_base") == pytest.approx([0.0005, 0.001, 0.001])
-    after = runs.weights(made)
+    assert logged(trainer, "lr_interaction") == pytest.approx([0.01, 0.02, 0.02])
+    assert logged(trainer, "lr_base") == pytest.approx([0.0005, 0.001, 0.001])
+    after = weights(trainer)
     # Adam moves a weight by about its rate; the first step of the warm-up has the rate 0
     moved = {name: float((after[name] - before[name]).abs().max()) for name in before}
     for name, distance in moved.items():
@@ -130,11 +128,11 @@ def test_two_learning_rates(tmp_path):
 
 
 @pytest.mark.parametrize("tune", ["all", "interaction", "lora"])
-def test_what_is_trained(tmp_path, tune):
-    made = runs.trainer(tmp_path, tune=tune, distill=0.5)
-    before = runs.weights(made)
-    made.train()
-    after = runs.weights(made)
+def test_trained_parameters(tmp_path, tune):
+    trainer = make_trainer(tmp_path, tune=tune, distill=0.5)
+    before = weights(trainer)
+    trainer.train()
+    after = weights(trainer)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     expected = {
         "all": set(before),
@@ -142,14 +140,14 @@ def test_what_is_trained(tmp_path, tune):
         "lora": {name for name in before if ".interaction." in name or ".lora_" in name},
     }[tune]
     assert changed == expected
-    assert (made.teacher is not None) == (tune == "all")
+    assert (trainer.teacher is not None) == (tune == "all")
 
 
 @pytest.mark.parametrize("method", [DenseConfig(), LocalConfig(8), StridedConfig(4)])
-def test_baselines_by_the_same_trainer(tmp_path, method):
-    made = runs.trainer(tmp_path, method=method)
-    made.train()
-    first, last = made.state.log_history[0], made.state.log_history[-2]
+def test_baselines(tmp_path, method):
+    trainer = make_trainer(tmp_path, method=method)
+    trainer.train()
+    first, last = trainer.state.log_history[0], trainer.state.log_history[-2]
     assert first["loss"] == first["loss_language"]
     assert "alpha" not in first
     assert "loss_sparsity" not in first
@@ -162,16 +160,16 @@ def test_baselines_by_the_same_trainer(tmp_path, method):
     assert first["sparsity_hard"] == pytest.approx(want, abs=1e-6)
     assert last["eval_sparsity_hard"] == pytest.approx(want, abs=1e-6)
     assert "eval_loss_soft" not in last
-    made.save_model(str(tmp_path / "out"))
+    trainer.save_model(str(tmp_path / "out"))
     again = kvprune.load(tmp_path / "out")
     assert again.config == method
 
 
 def test_evaluation_is_soft_and_hard(tmp_path):
-    made = runs.trainer(tmp_path, alpha_start=1.0)
-    numbers = made.evaluate()
-    pruned, model = made.pruned, made.pruned.model
-    ids = torch.tensor([row["input_ids"] for row in made.eval_dataset])
+    trainer = make_trainer(tmp_path, alpha_start=1.0)
+    numbers = trainer.evaluate()
+    pruned, model = trainer.pruned, trainer.pruned.model
+    ids = torch.tensor([row["input_ids"] for row in trainer.eval_dataset])
     for gate, hard in (("soft", False), ("hard", True)):
         pruned.hard = hard
         with torch.no_grad():
@@ -186,26 +184,26 @@ def test_evaluation_is_soft_and_hard(tmp_path):
     assert numbers["eval_loss"] == numbers["eval_loss_hard"]
     assert abs(numbers["eval_loss_soft"] - numbers["eval_loss_hard"]) > 0.01
     pruned.hard = None
-    made.evaluate()
+    trainer.evaluate()
     assert pruned.hard is None
 
 
 def test_evaluation_counts_tokens_not_batches(tmp_path):
     """Six rows in batches of four, some of them mostly padding."""
-    made = runs.trainer(tmp_path)
-    data = runs.rows(6, seed=3, padded=True)
+    trainer = make_trainer(tmp_path)
+    data = make_rows(6, seed=3, padded=True)
     for row in data[4:]:
         row["labels"] = [-100] * 20 + row["labels"][20:]
-    whole = made.evaluate(data)
-    each = [made.evaluate([row]) for row in data]
+    together = trainer.evaluate(data)
+    each = [trainer.evaluate([row]) for row in data]
     counts = [sum(label != -100 for label in row["labels"][1:]) for row in data]
     mean = sum(e["eval_loss_hard"] * n for e, n in zip(each, counts, strict=True)) / sum(counts)
-    assert whole["eval_loss_hard"] == pytest.approx(mean, rel=1e-5)
+    assert together["eval_loss_hard"] == pytest.approx(mean, rel=1e-5)
 
 
-def test_everything_is_logged_for_tensorboard(tmp_path):
-    made = runs.trainer(tmp_path, distill=0.5, arguments={"report_to": ["tensorboard"]})
-    made.train()
+def test_tensorboard_gets_every_metric(tmp_path):
+    trainer = make_trainer(tmp_path, distill=0.5, arguments={"report_to": ["tensorboard"]})
+    trainer.train()
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     (events,) = tmp_path.glob("runs/*/events*")
@@ -223,9 +221,9 @@ def test_everything_is_logged_for_tensorboard(tmp_path):
 
 
 @pytest.mark.parametrize("bar", [True, False])
-def test_the_console_has_a_line_for_people(tmp_path, capsys, bar):
-    made = runs.trainer(tmp_path, arguments={"disable_tqdm": not bar})
-    made.train()
+def test_console_output(tmp_path, capsys, bar):
+    trainer = make_trainer(tmp_path, arguments={"disable_tqdm": not bar})
+    trainer.train()
     shown = capsys.readouterr()
     assert shown.out == ""
     assert "step     6   loss " in shown.err
@@ -235,42 +233,42 @@ def test_the_console_has_a_line_for_people(tmp_path, capsys, bar):
 
 
 def test_hard_sparsity_is_probed_on_the_evaluation_text(tmp_path):
-    made = runs.trainer(tmp_path, probe_rows=6, probe_every=3)
-    made.train()
-    entries = made.state.log_history
+    trainer = make_trainer(tmp_path, probe_rows=6, probe_every=3)
+    trainer.train()
+    entries = trainer.state.log_history
     assert "sparsity_hard" not in entries[0]
     (probed,) = [e["sparsity_hard"] for e in entries if e["step"] == 6 and "loss" in e]
     (evaluated,) = [e["eval_sparsity_hard"] for e in entries if e["step"] == 6 and "eval_loss" in e]
     assert probed == pytest.approx(evaluated, abs=1e-6)
-    # and it leaves the model in training mode, the gate to the model's mode
-    assert made.pruned.hard is None
+    # afterwards the gate follows the model's mode again
+    assert trainer.pruned.hard is None
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_nan_stops_with_step_and_remedy(tmp_path, where, monkeypatch):
-    made = runs.trainer(tmp_path, save_every=1)
-    plain = type(made.pruned).keep_by_layer
+    trainer = make_trainer(tmp_path, save_every=1)
+    original = type(trainer.pruned).keep_by_layer
 
     def poisoned(self):
-        keep = plain(self)
-        if made.state.global_step < 4:
+        keep = original(self)
+        if trainer.state.global_step < 4:
             return keep
         if where == "loss":
             return keep * float("nan")
-        # finite, but its slope is not
+        # finite, but its gradient is not
         return keep + (keep - keep.detach()).sqrt()
 
-    monkeypatch.setattr(type(made.pruned), "keep_by_layer", poisoned)
+    monkeypatch.setattr(type(trainer.pruned), "keep_by_layer", poisoned)
     with pytest.raises(PruneError, match=r"stopped at step 4 .*lower interaction_lr") as caught:
-        made.train()
+        trainer.train()
     assert ("the loss is nan" if where == "loss" else "the gradient's norm is") in str(caught.value)
     assert "loss_sparsity" in str(caught.value) or where == "gradient"
-    assert all(p.isfinite().all() for p in made.pruned.model.parameters())
+    assert all(p.isfinite().all() for p in trainer.pruned.model.parameters())
     assert kvprune.train.last_whole_checkpoint(tmp_path).name == "checkpoint-4"
 
 
-def test_settings_that_cannot_be():
-    for settings, says in (
+def test_invalid_settings():
+    for settings, message in (
         ({"steps": 0}, "steps=0 must be a whole number"),
         ({"batch": True}, "batch=True"),
         ({"gamma": float("nan")}, "gamma=nan"),
@@ -283,34 +281,37 @@ def test_settings_that_cannot_be():
         ({"target_sparsity": 1.2}, "target_sparsity=1.2"),
         ({"target_sparsity": 0.5, "gamma": 0}, "gamma=0"),
     ):
-        with pytest.raises(PruneError, match=says):
+        with pytest.raises(PruneError, match=message):
             TrainConfig(**settings)
 
 
-def test_settings_as_a_dictionary_and_back():
+def test_settings_round_trip():
     config = TrainConfig(method=LocalConfig(9), steps=7)
     assert TrainConfig.from_dict(config.to_dict()) == config
     with pytest.raises(PruneError, match="colour"):
         TrainConfig.from_dict({"colour": 1})
 
 
-def test_a_target_needs_a_text_to_measure_on(tmp_path):
+def test_target_needs_an_evaluation_text(tmp_path):
     with pytest.raises(PruneError, match="eval_dataset"):
         PruningTrainer(
-            runs.model(), runs.config(target_sparsity=0.5), tmp_path, train_dataset=runs.rows(4)
+            small_model(),
+            make_config(target_sparsity=0.5),
+            tmp_path,
+            train_dataset=make_rows(4),
         )
 
 
-def test_a_bad_start_is_said(tmp_path, caplog):
-    runs.trainer(tmp_path, alpha_start=1.0)
+def test_bad_start_is_reported(tmp_path, caplog):
+    make_trainer(tmp_path, alpha_start=1.0)
     assert "broken" in caplog.text
     caplog.clear()
-    runs.trainer(tmp_path, alpha_start=1.5)
+    make_trainer(tmp_path, alpha_start=1.5)
     assert caplog.text == ""
 
 
-def test_training_goes_on_from_a_pruned_model(tmp_path):
-    pruned = kvprune.attach(runs.model(), PruningConfig(rank=8))
-    made = runs.trainer(tmp_path, of=pruned, steps=1)
-    assert made.pruned is pruned
-    made.train()
+def test_training_continues_from_a_pruned_model(tmp_path):
+    pruned = kvprune.attach(small_model(), PruningConfig(rank=8))
+    trainer = make_trainer(tmp_path, model=pruned, steps=1)
+    assert trainer.pruned is pruned
+    trainer.train()

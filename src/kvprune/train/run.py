@@ -43,7 +43,7 @@ def run(
     push: str | None = None,
     **arguments: Any,
 ) -> Trained:
-    """Train as the recipe says, into the folder; `arguments` are further TrainingArguments.
+    """Train a recipe into the folder; `arguments` are further TrainingArguments.
 
     The folder gets the model or adapter, its card, the recipe, checkpoints, and the log for
     TensorBoard. `resume` continues from the newest complete checkpoint. `push` is the name on the

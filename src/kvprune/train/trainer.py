@@ -290,8 +290,8 @@ class PruningTrainer(Trainer):
         ignore_keys_for_eval: list[str] | None = None,
     ) -> Any:
         """As Trainer's; True resumes from the newest complete checkpoint."""
-        found = checkpoints.find_checkpoint(self.folder, resume_from_checkpoint)
-        return super().train(str(found) if found else None, trial, ignore_keys_for_eval)
+        checkpoint = checkpoints.find_checkpoint(self.folder, resume_from_checkpoint)
+        return super().train(str(checkpoint) if checkpoint else None, trial, ignore_keys_for_eval)
 
     def _get_output_dir(self, trial: Any) -> str:
         return str(self.checkpoints.staging or super()._get_output_dir(trial))
