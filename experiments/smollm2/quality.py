@@ -46,6 +46,9 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=Path, help="a text file, .txt or .txt.gz")
     parser.add_argument("--contexts", default="256,512,1024,2048")
     parser.add_argument("--tokens", type=int, default=8192, help="that count, of each text")
+    parser.add_argument(
+        "--longest", type=int, help="predict the tokens of a run with this largest context"
+    )
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--policies-at", help="contexts of the policies; all by default")
     parser.add_argument("--name", default="smollm2", help="of the rows and the figure")
@@ -60,6 +63,7 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
     contexts = sorted(numbers(args.contexts, int, "--contexts"))
+    longest = args.longest or contexts[-1]
     subject = common.subject(args)
     points = common.points(args, "quality", tokens=args.tokens)
     rows: list[Row] = []
@@ -67,8 +71,8 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
     for context in contexts:
         here = common.chosen_at(args, context)
         for text in (name for name in TEXTS if getattr(args, name)):
-            ids = tokens(subject, getattr(args, text), contexts[-1] // 2 + args.tokens + 1)
-            windows = halves(ids, context, contexts[-1], args.tokens)
+            ids = tokens(subject, getattr(args, text), longest // 2 + args.tokens + 1)
+            windows = halves(ids, context, longest, args.tokens)
             where = {"text": text, "context": context, "windows": windows.digest()}
             measure = partial(measured, windows=windows, dense_logits={})
             for (row,) in common.compared(subject, here, points, where, measure, held):
