@@ -1,4 +1,4 @@
-"""kvprune eval, as a user runs it: in this process, as starting one takes longer than measuring."""
+"""kvprune eval as a user runs it, in this process: starting one takes longer than the runs."""
 
 import gzip
 import json
@@ -17,20 +17,17 @@ from kvprune.evaluate.perplexity.measure import perplexity
 WORDS = ["the", "man", "went", "out", "into", "rain", "and", "came", "back", "with", "bread"]
 
 
-def run(*args: str):
-    return CliRunner().invoke(app, ["eval", *map(str, args)])
-
-
-def ran(*args: str):
-    done = run(*args)
-    if done.exception is not None:
-        raise done.exception
-    return done.stdout
+def cli(*args: object) -> str:
+    """Standard output of kvprune eval."""
+    result = CliRunner().invoke(app, ["eval", *map(str, args)])
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
-    """A model, an adapter, a whole model and a text."""
+def root(tmp_path_factory):
+    """A model, an adapter, a model with pruning of its own and a text."""
     path = model_folders.save(tmp_path_factory.mktemp("eval"))
     chosen = random.Random(0).choices(WORDS, k=150)
     with gzip.open(path / "text.txt.gz", "wt") as out:
@@ -43,122 +40,122 @@ def token_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("KVPRUNE_CACHE", str(tmp_path / "cache"))
 
 
-def by_hand(place, folder="adapter", **options):
+def by_hand(root, **options):
     """The same through the library."""
-    text = gzip.decompress((place / "text.txt.gz").read_bytes()).decode()
+    text = gzip.decompress((root / "text.txt.gz").read_bytes()).decode()
     ids = torch.tensor([*model_folders.byte_tokenizer()(text)["input_ids"], 0])
-    pruned = kvprune.load(place / "model", place / folder)
+    pruned = kvprune.load(root / "model", root / "adapter")
     return [row.to_dict() for row in perplexity(pruned, ids, **options)]
 
 
-def test_perplexity_json_is_what_the_library_says(place):
-    out = ran("perplexity", place / "model", "--adapter", place / "adapter", "--json",
-              "--data", place / "text.txt.gz", "--length", 60, "--contexts", "30,60")  # fmt: skip
+def test_perplexity_json_equals_the_library(root):
+    out = cli("perplexity", root / "model", "--adapter", root / "adapter", "--json",
+              "--data", root / "text.txt.gz", "--length", 60, "--contexts", "30,60")  # fmt: skip
     got = json.loads(out)
-    want = by_hand(place, contexts=[30, 60], length=60, dense="open")
+    want = by_hand(root, contexts=[30, 60], length=60, dense="open")
     assert got["rows"] == want
     assert got["about"]["windows"] > 5
     assert got["rows"][-1]["sparsity"] > 0.05
     assert got["rows"][-1]["kl"] > 1e-3
 
 
-def test_perplexity_options_reach_the_library(place):
-    out = ran("perplexity", place / "model", "--adapter", place / "adapter", "--json",
-              "--data", place / "text.txt.gz", "--length", 60, "--stride", 20, "--max-windows", 3,
+def test_perplexity_options_reach_the_library(root):
+    out = cli("perplexity", root / "model", "--adapter", root / "adapter", "--json",
+              "--data", root / "text.txt.gz", "--length", 60, "--stride", 20, "--max-windows", 3,
               "--path", "cached", "--chunk", 7, "--batch", 2, "--no-dense")  # fmt: skip
     got = json.loads(out)
-    want = by_hand(place, length=60, stride=20, max_windows=3, path="cached", chunk=7, batch=2)
+    want = by_hand(root, length=60, stride=20, max_windows=3, path="cached", chunk=7, batch=2)
     assert got["rows"] == want
     assert got["about"]["windows"] == 3
     assert "kl" not in got["rows"][0]
 
 
-def test_perplexity_keeps_numbers_and_figures_and_goes_on(place, tmp_path):
-    args = ["perplexity", place / "whole", "--data", place / "text.txt.gz", "--out", tmp_path / "o",
+def test_perplexity_saves_numbers_and_figures_and_resumes(root, tmp_path):
+    args = ["perplexity", root / "whole", "--data", root / "text.txt.gz", "--out", tmp_path / "o",
             "--length", 100, "--max-windows", 3, "--batch", 1, "--json"]  # fmt: skip
-    first = json.loads(ran(*args))
+    first = json.loads(cli(*args))
     kept = {file.name: file.read_bytes() for file in (tmp_path / "o").iterdir()}
     assert sorted(kept) == [f"perplexity.{end}" for end in ("json", "png", "points.json", "svg")]
     assert json.loads(kept["perplexity.json"]) == first
     assert kept["perplexity.png"].startswith(b"\x89PNG")
     assert b"context, tokens" in kept["perplexity.svg"]
-    assert json.loads(ran(*args)) == first
+    assert json.loads(cli(*args)) == first
     assert {file.name: file.read_bytes() for file in (tmp_path / "o").iterdir()} == kept
-    # numbers in the points file are taken as they are: they were not measured again
+    # points in the file are not measured again: edited numbers come back
     points = json.loads(kept["perplexity.points.json"])
     for point in points["points"]:
         point["rows"][0]["loss"][-1] = 0.0
     (tmp_path / "o/perplexity.points.json").write_text(json.dumps(points))
-    assert json.loads(ran(*args))["rows"][-1]["perplexity"] == 1.0
+    assert json.loads(cli(*args))["rows"][-1]["perplexity"] == 1.0
     with pytest.raises(PruneError, match=r"measured with length = 100, now it is 50"):
-        ran(*args, "--length", 50)
-    # more windows: the first ones are not read again
-    more = json.loads(ran(*args, "--max-windows", 4))["rows"][-1]
+        cli(*args, "--length", 50)
+    # more windows: the first three are not read again
+    more = json.loads(cli(*args, "--max-windows", 4))["rows"][-1]
     fourth = json.loads((tmp_path / "o/perplexity.points.json").read_text())["points"][-1]["rows"]
     assert more["loss"] == pytest.approx(fourth[0]["loss"][-1] / 400)
 
 
-def test_rows_of_other_weights_do_not_mix(place, tmp_path):
+def test_rows_of_different_weights_do_not_mix(root, tmp_path):
     adapter = tmp_path / "adapter"
-    args = ["perplexity", place / "model", "--adapter", adapter, "--data", place / "text.txt.gz",
+    args = ["perplexity", root / "model", "--adapter", adapter, "--data", root / "text.txt.gz",
             "--length", 50, "--max-windows", 1, "--out", tmp_path / "o"]  # fmt: skip
-    pruned = kvprune.load(place / "model", place / "adapter")
+    pruned = kvprune.load(root / "model", root / "adapter")
     pruned.save(adapter)
-    ran(*args)
+    cli(*args)
     pruned.interactions[0].beta.data.add_(0.1)
     pruned.save(adapter)
     with pytest.raises(PruneError, match="measured with weights = "):
-        ran(*args)
+        cli(*args)
 
 
-def test_a_whole_model_is_compared_with_what_it_was_made_from(place):
-    args = ["--data", place / "text.txt.gz", "--length", 100, "--max-windows", 2, "--json"]
-    whole = json.loads(ran("perplexity", place / "whole", *args))["rows"]
-    dense = json.loads(ran("perplexity", place / "model", *args))["rows"]
-    for row, other in zip(whole, dense, strict=True):
+def test_a_full_model_is_compared_with_its_base(root):
+    args = ["--data", root / "text.txt.gz", "--length", 100, "--max-windows", 2, "--json"]
+    full = json.loads(cli("perplexity", root / "whole", *args))["rows"]
+    dense = json.loads(cli("perplexity", root / "model", *args))["rows"]
+    for row, other in zip(full, dense, strict=True):
         assert row["dense_perplexity"] == pytest.approx(other["perplexity"], rel=1e-6)
-    itself = json.loads(ran("perplexity", place / "whole", "--dense-model", place / "whole", *args))
-    assert itself["rows"][-1]["dense_perplexity"] != pytest.approx(whole[-1]["dense_perplexity"])
-    alone = json.loads(ran("perplexity", place / "adapter", *args))["rows"]  # knows its base
+    itself = json.loads(cli("perplexity", root / "whole", "--dense-model", root / "whole", *args))
+    assert itself["rows"][-1]["dense_perplexity"] != pytest.approx(full[-1]["dense_perplexity"])
+    alone = json.loads(cli("perplexity", root / "adapter", *args))["rows"]  # knows its base
     assert alone[-1]["dense_perplexity"] == pytest.approx(dense[-1]["perplexity"], rel=1e-5)
-    assert alone[-1]["perplexity"] != pytest.approx(whole[-1]["perplexity"])
+    assert alone[-1]["perplexity"] != pytest.approx(full[-1]["perplexity"])
 
 
-def test_perplexity_for_people(place):
-    out = ran("perplexity", place / "adapter", "--data", place / "text.txt.gz", "--length", 64)
+def test_perplexity_for_people(root):
+    out = cli("perplexity", root / "adapter", "--data", root / "text.txt.gz", "--length", 64)
     for word in ("context", "perplexity", "pruned", "dense", "KL", "all"):
         assert word in out
 
 
-def test_bad_input_is_one_clear_line(place, tmp_path, monkeypatch):
-    text = place / "text.txt.gz"
+def test_bad_input_is_one_clear_line(root, tmp_path, monkeypatch):
+    text = root / "text.txt.gz"
 
     def fails(match, *args):
         with pytest.raises(PruneError, match=match):
-            ran("perplexity", *args)
+            cli("perplexity", *args)
 
-    fails("nowhere.txt does not exist", place / "model", "--data", tmp_path / "nowhere.txt")
+    fails("nowhere.txt does not exist", root / "model", "--data", tmp_path / "nowhere.txt")
     short = tmp_path / "short.txt"
     short.write_text("so short")
     fails(r"short.txt has 9 tokens, fewer than the 50 of one window; lower --length",
-          place / "model", "--data", short, "--length", 50)  # fmt: skip
-    fails("windows of 201 tokens do not fit into the 200 positions", place / "model",
+          root / "model", "--data", short, "--length", 50)  # fmt: skip
+    fails("windows of 201 tokens do not fit into the 200 positions", root / "model",
           "--data", text, "--length", 201)  # fmt: skip
     fails(
         "--contexts '64;128' must be whole numbers",
-        place / "model",
+        root / "model",
         "--data",
         text,
         "--contexts",
         "64;128",
     )
-    fails("path='quick' is unknown", place / "model", "--data", text, "--path", "quick")
+    fails("path='quick' is unknown", root / "model", "--data", text, "--path", "quick")
     fails("cannot load the model", tmp_path / "none", "--data", text)
-    fails("does not exist", place / "model", "--adapter", tmp_path, "--data", text)
-    fails("cannot put the model on 'nowhere'", place / "model", "--data", text, "--device",
+    fails("does not exist", root / "model", "--adapter", tmp_path, "--data", text)
+    fails("cannot put the model on 'nowhere'", root / "model", "--data", text, "--device",
           "nowhere")  # fmt: skip
-    fails("name another with --dense-model, or use --no-dense", place / "whole", "--data", text,
+    fails("name another with --dense-model, or use --no-dense", root / "whole", "--data", text,
           "--dense-model", tmp_path / "gone")  # fmt: skip
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
-    fails("figures need the package matplotlib; pip install", place / "model", "--data", text,
+    fails("figures need the package matplotlib; pip install", root / "model", "--data", text,
           "--out", tmp_path / "o")  # fmt: skip

@@ -1,4 +1,4 @@
-"""kvprune eval cost, throughput and compare, run as a user runs them."""
+"""kvprune eval cost, throughput and compare, as a user runs them."""
 
 import json
 import subprocess
@@ -16,9 +16,9 @@ from kvprune.utils.parse import in_bytes, numbers
 
 
 def run(*args: str):
-    done = CliRunner().invoke(app, ["eval", *args])
-    assert done.exception is None, done.exception
-    return done
+    result = CliRunner().invoke(app, ["eval", *args])
+    assert result.exception is None, result.exception
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +34,24 @@ def test_nothing_heavy_is_imported_for_help():
     code = (
         "import sys, kvprune.cli.evaluate as e; print({'torch', 'matplotlib'} & set(sys.modules))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.strip() == "set()"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.strip() == "set()"
     for command in ("cost", "throughput", "compare"):
         assert command in run("--help").stdout
 
 
 def test_cost(tmp_path):
-    done = run("cost", "tiny", "--sparsity", "0.5", "--context", "100,400", "--batch", "2",
-               "--rank", "16", "--dtype", "bfloat16", "--out", str(tmp_path), "--json")  # fmt: skip
-    document = json.loads(done.stdout)
+    result = run("cost", "tiny", "--sparsity", "0.5", "--context", "100,400", "--batch", "2",
+                 "--rank", "16", "--dtype", "bfloat16", "--out", str(tmp_path),
+                 "--json")  # fmt: skip
+    document = json.loads(result.stdout)
     assert document == json.loads((tmp_path / "cost.json").read_text())
     dense, pruned = (r for p in document["points"] for r in p["rows"] if r["context"] == 400)
     assert dense["cache_bytes"] == 2 * 6 * 400 * 2 * 256 * 2
     assert pruned["bytes"]["interaction_keys"] == 2 * 6 * 200 * 16 * 4
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "cost.svg").read_text().startswith("<?xml")
-    assert "wrote" in done.stderr
+    assert "wrote" in result.stderr
 
 
 def test_cost_for_people():
@@ -80,10 +81,10 @@ def test_throughput_resumes(tmp_path, adapter, monkeypatch):
 
 
 def test_throughput_of_random_weights_within_memory():
-    done = run("throughput", "tiny", "--random", "--context", "20", "--memory", "1MB",
-               "--steps", "1", "--repeats", "1", "--json")  # fmt: skip
-    rows = [row for point in json.loads(done.stdout)["points"] for row in point["rows"]]
-    # the weights alone are larger, so that only the first batch was tried
+    result = run("throughput", "tiny", "--random", "--context", "20", "--memory", "1MB",
+                 "--steps", "1", "--repeats", "1", "--json")  # fmt: skip
+    rows = [row for point in json.loads(result.stdout)["points"] for row in point["rows"]]
+    # the weights alone are larger, so only the first batch was tried
     assert {row["batch"] for row in rows} == {1}
 
 

@@ -1,4 +1,4 @@
-"""Results read back, brought together, and put on a page that needs nothing else."""
+"""Results are read back, combined, and written to a self-contained page."""
 
 import json
 import re
@@ -24,10 +24,10 @@ def perplexity_rows(sparsity: float, value: float) -> list[dict]:
 
 
 def speed_rows(sparsity: float, method: str) -> list[dict]:
-    made = []
+    rows = []
     for context, batch in ((100, 1), (400, 1), (400, 8)):
         for side, share, seconds in (("dense", 0.0, 0.2), ("pruned", sparsity, 0.1)):
-            made.append(
+            rows.append(
                 {
                     "rows": "realistic", "context": context, "batch": batch, "side": side,
                     "method": "dense" if side == "dense" else method, "sparsity": share,
@@ -36,7 +36,7 @@ def speed_rows(sparsity: float, method: str) -> list[dict]:
                     "ratio": 0.2 / seconds, "ratio_low": 1.0, "ratio_high": 3.0,
                 }
             )  # fmt: skip
-    return made
+    return rows
 
 
 @pytest.fixture
@@ -67,19 +67,19 @@ def folder(tmp_path):
 
 
 def test_one_entry_for_each_model_and_adapter(folder):
-    found = entries(read_results([folder]))
-    assert [(e.name, e.method) for e in found[:2]] == [("tiny", "dense"), ("window", "local")]
-    assert [e.name for e in found[3:]] == ["low", "high"]
-    dense, high = found[0], found[-1]
+    models = entries(read_results([folder]))
+    assert [(e.name, e.method) for e in models[:2]] == [("tiny", "dense"), ("window", "local")]
+    assert [e.name for e in models[3:]] == ["low", "high"]
+    dense, high = models[0], models[-1]
     assert dense.overall == {"context": "all", "sparsity": 0.0, "perplexity": 18.0}
     assert high.overall["perplexity"] == 19.5
     assert high.accuracy == {"accuracy": 0.5, "sparsity": 0.4}
     assert high.speed["batch"] == 8
 
 
-def test_a_line_of_the_summary(folder):
-    found = entries(read_results([folder]))
-    line = summary(found[-1], found)
+def test_a_row_of_the_summary(folder):
+    models = entries(read_results([folder]))
+    line = summary(models[-1], models)
     assert line == {
         "model": "high", "method": "pruning", "sparsity": 0.8, "perplexity": 19.5, "accuracy": 0.5,
         "cache_bytes_a_row": pytest.approx(1000 * 400 * 0.2, abs=1),
@@ -97,7 +97,7 @@ def test_what_was_not_measured_is_left_out(folder):
 
 
 class Checker(HTMLParser):
-    """Which tags there are, whether they close, and what they fetch."""
+    """Collects tags and links; checks that tags close."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ class Checker(HTMLParser):
             assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_and_shows_text_as_text(folder):
+def test_the_page_is_self_contained_and_escaped(folder):
     out = folder / "out"
     _, files = compare.compare([folder], out)
     assert {f.name for f in files} == {
@@ -136,14 +136,14 @@ def test_the_page_needs_nothing_and_shows_text_as_text(folder):
     assert drawing.INK not in html
     for word in ("Perplexity by context", "Zero-shot accuracy", "Throughput", "piqa"):
         assert word in html
-    # its own output is no input, and the same comes out again: no dates, no random ids
+    # its own output is not read, and a second run writes the same: no dates, no random ids
     assert len(read_results([folder])) == 12
     compare.compare([folder], folder / "again")
     for name in ("compare.html", "compare.svg"):
         assert (folder / "again" / name).read_bytes() == (out / name).read_bytes()
 
 
-def test_a_panel_for_each_thing_measured(folder):
+def test_one_panel_per_metric(folder):
     results = read_results([folder])
     figure = draw(entries(results), results)
     titles = [axis.get_title("left") for axis in figure.axes]
@@ -169,34 +169,34 @@ def test_cost_and_ideal_rows_are_drawn(folder, tmp_path):
     saved = {"about": {"model": "tiny"}, "rows": ideal}
     (folder / "ideal.json").write_text(json.dumps(saved))
     results = read_results([folder / "cost", folder / "ideal.json"])
-    found = entries(results)
-    figure = draw(found, results)
+    models = entries(results)
+    figure = draw(models, results)
     lines = {
         line.get_label(): line.get_xydata().tolist() for axis in figure.axes for line in axis.lines
     }
     formula = [row["cache_ratio"] for row in points.rows if row["context"] == 400][1:]
     assert lines["by formula"] == [[0.0, formula[0]], [50.0, formula[1]], [80.0, formula[2]]]
     assert lines["pruned, ideal rows"] == [[80.0, 2.5]]
-    # ideal rows are no decisions of a model
-    assert [entry.method for entry in found] == ["dense"]
-    assert {row["side"] for row in found[0].speeds} == {"dense"}
-    html = compare.page_of(results, found, figure)
+    # ideal rows are not decisions of a model
+    assert [entry.method for entry in models] == ["dense"]
+    assert {row["side"] for row in models[0].speeds} == {"dense"}
+    html = compare.page_of(results, models, figure)
     assert "Cost by formula: tiny" in html
 
 
 def test_the_best_batch_of_each_side():
     rows = speed_rows(0.5, "pruning")
     rows[-1]["tokens_per_second"] = 5.0  # the large batch is slower for the pruned side
-    found = {(r["context"], r["side"]): r for r in best(rows)}
-    assert found[400, "pruned"]["batch"] == 1
-    assert found[400, "dense"]["batch"] == 8
-    assert found[400, "pruned"]["best_ratio"] == 10.0 / 40.0
-    assert found[100, "dense"]["best_ratio"] == 1.0
+    best_rows = {(r["context"], r["side"]): r for r in best(rows)}
+    assert best_rows[400, "pruned"]["batch"] == 1
+    assert best_rows[400, "dense"]["batch"] == 8
+    assert best_rows[400, "pruned"]["best_ratio"] == 10.0 / 40.0
+    assert best_rows[100, "dense"]["best_ratio"] == 1.0
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"about": {}}', '{"about": {}, "rows": []}',
                                   '{"about": {}, "rows": [{"x": 1}]}'])  # fmt: skip
-def test_foreign_files(tmp_path, text):
+def test_files_without_results(tmp_path, text):
     file = tmp_path / "x.json"
     file.write_text(text)
     with pytest.raises(PruneError, match=r"x.json holds no results"):
@@ -207,7 +207,7 @@ def test_foreign_files(tmp_path, text):
         read_results([tmp_path / "nowhere"])
 
 
-def test_names_are_as_long_as_it_takes(tmp_path):
+def test_names_are_as_short_as_unique(tmp_path):
     for number, adapter in enumerate(("a/run", "b/run", "c/other")):
         about = {"model": "m", "adapter": adapter, "method": {"method": "pruning"}}
         saved = {"about": about, "rows": perplexity_rows(0.1 * number, 20)}
@@ -216,15 +216,15 @@ def test_names_are_as_long_as_it_takes(tmp_path):
     assert names == {"m", "a/run", "b/run", "other"}
 
 
-def test_every_text_of_a_page_is_escaped():
-    made = page.page(EVIL, [page.heading(EVIL), page.note(EVIL), page.table([EVIL], [[EVIL]]),
+def test_all_text_on_a_page_is_escaped():
+    html = page.page(EVIL, [page.heading(EVIL), page.note(EVIL), page.table([EVIL], [[EVIL]]),
                             page.details(EVIL, {EVIL: EVIL})])  # fmt: skip
-    assert "<img" not in made
-    assert "</script>" not in made
-    assert made.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+    assert "<img" not in html
+    assert "</script>" not in html
+    assert html.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
 
 
-def test_a_figure_takes_any_name():
+def test_figures_escape_any_name():
     figure, (axis,) = drawing.panels([EVIL])
     drawing.line(axis, 0, [1, 2], [1, 2], "_" + EVIL)
     drawing.legend(axis)

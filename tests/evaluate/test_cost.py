@@ -1,4 +1,4 @@
-"""The cost model against operations that were counted and storages that were made."""
+"""The cost model against counted operations and real storages."""
 
 from pathlib import Path
 
@@ -30,7 +30,7 @@ CACHED = [*COUNTED, "deepseek_v3", "gemma3", "llama4", "cohere2", "smollm3", "bi
 
 
 def counted(model, run) -> dict[str, float]:
-    """FLOPs that torch counts in `run`: in all, in attention modules, in the logits."""
+    """FLOPs that torch counts in `run`: total, in attention modules, in the logits."""
     with torch.inference_mode(), FlopCounterMode(display=False, depth=None) as counter:
         run()
     by_module = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
@@ -67,7 +67,7 @@ def test_a_dense_token_costs_what_torch_counts(family):
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 def test_votes_cost_what_torch_counts(family):
-    """Open gates keep everything, so that a real step is the formula's at sparsity 0."""
+    """Open gates keep everything: a real step is the formula at sparsity 0."""
     model = zoo.make(family)
     shape = read_shape(model.config)
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, beta=1e6))
@@ -87,13 +87,13 @@ def test_a_prompt_costs_what_torch_counts(family):
     ids = random_ids(1, CONTEXT)
     count = counted(model, lambda: model(ids, logits_to_keep=1))
     flops = prefill_flops(read_shape(model.config), CONTEXT)
-    # torch multiplies the masked half, too: all n² pairs instead of n (n + 1) / 2
+    # torch also multiplies the masked half: all n² pairs instead of n (n + 1) / 2
     masked = flops["attention"] * (CONTEXT - 1) / (CONTEXT + 1)
     assert sum(flops.values()) + masked == pytest.approx(count["all"])
 
 
 @pytest.mark.parametrize("window", [None, 5, 100])
-def test_pairs_of_a_prompt_one_by_one(window):
+def test_pairs_of_a_prompt_counted_one_by_one(window):
     shape, tokens, sparsity = read_shape(zoo.make("llama").config), 13, 0.25
     layer = shape.layers[0]
     layer = type(layer)(**{**vars(layer), "window": window})
@@ -111,7 +111,7 @@ def test_pairs_of_a_prompt_one_by_one(window):
     assert flops["drop-tokens"] == pytest.approx(votes)
 
 
-def test_flops_fall_with_sparsity_but_the_interaction_costs():
+def test_flops_fall_with_sparsity_and_rise_with_the_interaction():
     shape = read_shape("gpt2")
     dense, open_, sparse = (
         sum(decode_flops(shape, 1000, s, r).values()) for s, r in ((0, None), (0, 64), (0.8, 64))
@@ -122,7 +122,7 @@ def test_flops_fall_with_sparsity_but_the_interaction_costs():
 
 @pytest.mark.parametrize("family", CACHED)
 def test_bytes_of_a_real_dense_cache(family):
-    """What kvprune counts as dense, layers that are left alone included."""
+    """What kvprune counts as dense, including unpruned layers."""
     model = zoo.make(family)
     pruned = kvprune.attach(model, kvprune.DenseConfig())
     cache = kvprune.PrunedCache(pruned)
@@ -136,7 +136,7 @@ def test_bytes_of_a_real_dense_cache(family):
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_bytes_of_a_real_pruned_cache_lie_within_the_slack(backend, dtype):
+def test_bytes_of_a_real_pruned_cache_are_within_the_slack(backend, dtype):
     model = zoo.make("llama").to(getattr(torch, dtype))
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
     uneven_gates(pruned)
@@ -152,7 +152,7 @@ def test_bytes_of_a_real_pruned_cache_lie_within_the_slack(backend, dtype):
             for store, kept in zip(cache.stores, cache.kept, strict=True):
                 one = Shape(**{**vars(shape), "layers": shape.layers[:1]})
                 longest = int(kept.max())
-                # as a context of its own: nothing of it is dropped
+                # a full context of that length
                 held, most = (
                     cache_bytes(one, longest, 0.0, 3, rank=8, slack=slack).total
                     for slack in ("none", "most")
@@ -161,7 +161,7 @@ def test_bytes_of_a_real_pruned_cache_lie_within_the_slack(backend, dtype):
     assert float(cache.kept.float().mean()) < 200  # something was dropped
 
 
-def test_a_new_table_takes_what_the_model_says():
+def test_a_new_table_matches_the_cost_model():
     model = zoo.make("gpt2")
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8, beta=1e6))
     cache = kvprune.PrunedCache(pruned)
@@ -171,8 +171,8 @@ def test_a_new_table_takes_what_the_model_says():
     assert cache_bytes(shape, 200, 0.0, 2, rank=8, slack="new").total == cache.nbytes
 
 
-def test_storage_that_is_not_yet_given_back():
-    """Tokens leave: more than a new storage would take, and no more than the model says."""
+def test_storage_that_is_not_yet_returned():
+    """As tokens leave: more than a new storage, at most what the cost model allows."""
     shape = read_shape(zoo.make("llama").config)
     one = Shape(**{**vars(shape), "layers": shape.layers[:1]})
     table, beyond = SlotTable(2, 2, 16, rank=8), 0
@@ -196,7 +196,7 @@ def test_bytes_are_linear_in_sparsity_and_batch():
     assert at[0] - at[1] == at[1] - at[2]
     assert at[2] == 0
     assert cache_bytes(shape, 1000, 0.5, 7, 64).total == 7 * at[1]
-    # the paper's shape: 64 float32 beside 1536 numbers of keys and values
+    # the paper's shape: 64 float32 in addition to 1536 numbers of keys and values
     dense = cache_bytes(shape, 1000)
     assert dense.keys == dense.values == 12 * 1000 * 768 * BYTES["float32"]
     assert at[0] / dense.total == pytest.approx(1 + 64 / 1536 + 9 / (1536 * 4))

@@ -1,4 +1,4 @@
-"""Perplexity by context size, against a model that reads every prefix on its own."""
+"""Perplexity by context size, against a model that reads every prefix separately."""
 
 import math
 
@@ -35,7 +35,7 @@ def attached(config: str = "pruning", family: str = "gpt2", **overrides) -> kvpr
 
 
 class Prefix:
-    """What follows one prefix: the slowest way, a pass for every token."""
+    """Metrics after one prefix, the slow way: one pass per token."""
 
     def __init__(self, pruned: kvprune.Pruned, ids: Tensor, target: int):
         n = len(ids)
@@ -63,7 +63,7 @@ def mean(values) -> float:
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_is_what_every_prefix_gives(config):
+def test_equals_reading_every_prefix(config):
     pruned, ids = attached(config), random_ids(1, 25)[0]
     rows = perplexity(pruned, ids, [1, 3, 7, 12], length=12, dense="open", batch=1)
     prefixes = {
@@ -88,21 +88,21 @@ def test_is_what_every_prefix_gives(config):
 
 @pytest.mark.parametrize("config", CONFIGS)
 @pytest.mark.parametrize("chunk", [1, 7])
-def test_the_cached_path_gives_the_same(config, chunk):
+def test_the_cached_path_agrees(config, chunk):
     pruned, ids = attached(config, "llama"), random_ids(3, 23)
     full = perplexity(pruned, ids, dense="open", batch=2)
     cached = perplexity(pruned, ids, dense="open", batch=2, path="cached", chunk=chunk)
     assert_same(cached, full, rel=1e-5, abs=1e-5)
 
 
-def test_a_method_that_cuts_prompts_reads_in_parts():
+def test_a_method_that_cuts_prompts_reads_in_chunks():
     pruned = kvprune.attach(zoo.make("llama"), kvprune.SnapKVConfig(budget=8, window=3))
     ids = random_ids(2, 40)
     with pytest.raises(PruneError, match="snapkv drops at the end of what it reads"):
         perplexity(pruned, ids)
-    whole = perplexity(pruned, ids, [40], path="cached", chunk=10, progress=False)[0]
-    # the last token sees 8 of the 30 before its part, and 9 of its own part
-    assert whole.sparsity == pytest.approx(22 / 39)
+    row = perplexity(pruned, ids, [40], path="cached", chunk=10, progress=False)[0]
+    # the last token sees 8 of the 30 before its chunk, and 9 of its own
+    assert row.sparsity == pytest.approx(22 / 39)
 
 
 def test_an_untouched_model_is_dense():
@@ -121,7 +121,7 @@ def test_an_untouched_model_is_dense():
     assert all(module.training for module in model.modules())
 
 
-def test_another_dense_model_beside():
+def test_another_dense_model():
     other = zoo.make("gpt2", seed=3)
     rows = perplexity(attached(), random_ids(2, 40), dense=other)
     alone = perplexity(other, random_ids(2, 40))
@@ -130,7 +130,7 @@ def test_another_dense_model_beside():
     assert rows[-1].dense_perplexity != pytest.approx(rows[-1].perplexity)
 
 
-def test_windows_follow_one_another_and_predict_each_token_once():
+def test_windows_are_consecutive_and_predict_each_token_once():
     windows = cut(torch.arange(10), 3)
     assert windows.ids.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
     assert windows.targets.tolist() == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
@@ -162,23 +162,23 @@ def test_strided_windows_count_only_what_is_new():
 
 def test_the_dense_model_reads_once_for_several_methods():
     ids, logits = random_ids(1, 41)[0], {}
-    asked = {"length": 20, "stride": 5, "batch": 2, "dense": "open"}
-    want = {name: perplexity(attached(name), ids, **asked) for name in ("pruning", "tova")}
+    options = {"length": 20, "stride": 5, "batch": 2, "dense": "open"}
+    want = {name: perplexity(attached(name), ids, **options) for name in ("pruning", "tova")}
     passes = []
     for name, alone in want.items():
         pruned = attached(name)
         pruned.model.register_forward_hook(lambda *_: passes.append(1))
-        assert_same(perplexity(pruned, ids, dense_logits=logits, **asked), alone)
+        assert_same(perplexity(pruned, ids, dense_logits=logits, **options), alone)
     # five windows are three batches: dense once, each method once
     assert len(passes) == 3 * 3
     assert sum(part.shape[1] for parts in logits.values() for part in parts) == 3 * 5
 
 
-def test_a_model_that_makes_all_logits_is_read_too(monkeypatch):
-    ids, asked = random_ids(1, 41)[0], {"length": 20, "stride": 5, "dense": "open"}
-    want = perplexity(attached(), ids, **asked)
+def test_a_model_without_logits_to_keep(monkeypatch):
+    ids, options = random_ids(1, 41)[0], {"length": 20, "stride": 5, "dense": "open"}
+    want = perplexity(attached(), ids, **options)
     monkeypatch.setattr(Reader, "_can_skip", False)
-    assert_same(perplexity(attached(), ids, **asked), want, rel=1e-6)
+    assert_same(perplexity(attached(), ids, **options), want, rel=1e-6)
 
 
 def test_context_sizes_double_up_to_the_length():
@@ -186,7 +186,7 @@ def test_context_sizes_double_up_to_the_length():
     assert sizes(8) == [1, 2, 4, 8]
     assert sizes(9) == [1, 2, 4, 8, 9]
     assert sizes(9, first=4) == [8, 9]
-    # of three rows of 9 tokens, none says what comes after the ninth
+    # nothing follows the ninth token of a row
     assert [row.context for row in perplexity(attached(), random_ids(3, 9))] == [1, 2, 4, 8, "all"]
 
 
@@ -200,9 +200,9 @@ def test_dropped_counts_each_token_that_is_gone():
                 assert dropped_by(steps)[l, b, k] == gone
 
 
-def test_an_interrupted_run_goes_on(tmp_path):
+def test_an_interrupted_run_resumes(tmp_path):
     pruned, ids = attached(), random_ids(5, 24)
-    whole = perplexity(pruned, ids, batch=2)
+    full = perplexity(pruned, ids, batch=2)
 
     class Stops(Points):
         def measure(self, setting, rows):
@@ -212,12 +212,14 @@ def test_an_interrupted_run_goes_on(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         perplexity(pruned, ids, batch=2, points=Stops(tmp_path / "p.json"))
-    for layer in pruned.layers:  # what is done must not be done again: it would differ now
+    for (
+        layer
+    ) in pruned.layers:  # finished windows must not be measured again: they would differ now
         layer.interaction.beta.data.fill_(100)
     done = perplexity(pruned, ids[:4], batch=2, points=Points(tmp_path / "p.json"))
     assert done == perplexity(attached(), ids[:4], batch=2)
-    assert done != whole
-    # another text is measured, not taken for this one
+    assert done != full
+    # another text is measured, not taken from the file
     other = perplexity(pruned, ids[:4] - 1, batch=2, points=Points(tmp_path / "p.json"))
     assert other == perplexity(pruned, ids[:4] - 1, batch=2)
 

@@ -8,7 +8,7 @@ def never():
     raise AssertionError("measured twice")
 
 
-def test_a_sweep_goes_on_where_it_stopped(tmp_path):
+def test_a_sweep_resumes_where_it_stopped(tmp_path):
     path = tmp_path / "new" / "points.json"
     first = Points(path, {"version": 1})
     assert first.measure({"rank": 8}, lambda: [{"ppl": 3.5}]) == [{"rank": 8, "ppl": 3.5}]
@@ -49,7 +49,7 @@ def test_rows_measured_differently_do_not_mix(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"points": [{"rows": []}]}'])
-def test_a_foreign_file_is_left_alone(tmp_path, text):
+def test_an_unknown_file_is_left_unchanged(tmp_path, text):
     path = tmp_path / "p.json"
     path.write_text(text)
     with pytest.raises(PruneError, match="not a file of measured points"):

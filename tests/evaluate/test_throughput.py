@@ -1,4 +1,4 @@
-"""What is timed is what generate does; what is reported is what the clock measured."""
+"""A timed step is what generate does; reported times are those of the clock."""
 
 import statistics
 
@@ -107,7 +107,7 @@ def test_steady_votes_drop_about_one_token_per_step():
     steady_votes(pruned, random_ids(2, 30), kept=50)
     cache = filled_cache(pruned, 300, torch.full((3, 40), 50))
     stepper(model, cache, 40, steps=6)()
-    # 120 rows: 6 tokens came in, and about as many went out
+    # 120 rows: 6 tokens entered, and about as many were dropped
     assert 45 < cache.kept.float().mean() < 56
 
 
@@ -122,12 +122,12 @@ def test_a_baseline_holds_its_budget(name):
         every = torch.arange(context)
         expected = int((config.drop_position(every) >= context).sum())
     assert (cache.kept == expected).all()
-    # a pattern by blocks varies; its mean over a block is the budget
+    # a block pattern varies; its mean over a block is the budget
     steps, held = 12, []
     for _ in range(steps):
         stepper(contestant.model, cache, 2, steps=1)()
         held.append(float(cache.kept.float().mean()))
-    if name == "snapkv":  # it drops at the end of a prompt, and nothing while it writes
+    if name == "snapkv":  # it drops at the end of a prompt, never while decoding
         assert held == [kept + step for step in range(1, steps + 1)]
     else:
         assert abs(statistics.mean(held) - kept) <= 1
@@ -143,11 +143,11 @@ def test_rows_are_spread_over_the_text():
         rows_of(text, 1, 101)
 
 
-def test_realistic_rows_are_the_decisions_of_the_model():
+def test_realistic_rows_hold_what_the_model_kept():
     models = llama_pair()
     contestant = next(c for c in realistic(models) if c.name == "pruned")
     cache = contestant.cache(3, 80, 0)
-    # after the last token, what it voted out is gone
+    # the last token's votes have been applied
     steps = models.pruned.trace(rows_of(models.text, 3, 80))
     assert torch.equal(cache.kept, (steps > 79).sum(-1))
     assert cache.kept.float().std() > 0
@@ -198,7 +198,7 @@ def test_text_that_cannot_be_read(tmp_path):
 
 
 def seconds_of(calls) -> dict[str, list[float]]:
-    """A clock on which dense takes 4 seconds or more, the others 2."""
+    """Fake times: dense takes 4 seconds or more, the others 2."""
     return {
         name: [4.0, 6.0, 5.0] if name.startswith("dense") else [2.0, 2.0, 2.0] for name in calls
     }
@@ -206,14 +206,14 @@ def seconds_of(calls) -> dict[str, list[float]]:
 
 @pytest.fixture
 def clock(monkeypatch):
-    asked = []
+    timed = []
 
     def interleave(repeats, calls, warmup=1):
-        asked.append(list(calls))
+        timed.append(list(calls))
         return seconds_of(calls)
 
     monkeypatch.setattr(throughput, "interleave", interleave)
-    return asked
+    return timed
 
 
 def test_a_sweep_and_its_rows(clock, tmp_path):
@@ -254,21 +254,21 @@ def test_a_contestant_that_does_not_fit_is_left_out(clock):
     row_bytes = 3 * 80 * 2 * 2 * 16 * 4  # of the dense cache
     sweep = Sweep((80,), (2, 3, 4), (0.9,), memory=models.weight_bytes + 3 * row_bytes, rank=8)
     rows = throughput.throughput(models, sweep, Points(None))
-    ran = {(r["rows"], r["batch"]): [] for r in rows}
+    sides = {(r["rows"], r["batch"]): [] for r in rows}
     for row in rows:
-        ran[row["rows"], row["batch"]].append(row["side"])
-    assert ran["ideal", 3] == ["dense", "pruned"]
-    assert ran["ideal", 4] == ["pruned"]
+        sides[row["rows"], row["batch"]].append(row["side"])
+    assert sides["ideal", 3] == ["dense", "pruned"]
+    assert sides["ideal", 4] == ["pruned"]
     assert next(r for r in rows if r["batch"] == 4 and r["rows"] == "ideal")["ratio"] is None
-    # at each one's best batch pruned may use what dense cannot
-    found = {(r["rows"], r["side"]): r for r in best(rows)}
-    assert found["ideal", "dense"]["batch"] == 3
-    assert found["ideal", "pruned"]["batch"] == 4
-    speeds = [found["ideal", side]["tokens_per_second"] for side in ("pruned", "dense")]
-    assert found["ideal", "pruned"]["best_ratio"] == speeds[0] / speeds[1]
+    # each at its best batch: pruned may use one that dense cannot
+    best_rows = {(r["rows"], r["side"]): r for r in best(rows)}
+    assert best_rows["ideal", "dense"]["batch"] == 3
+    assert best_rows["ideal", "pruned"]["batch"] == 4
+    speeds = [best_rows["ideal", side]["tokens_per_second"] for side in ("pruned", "dense")]
+    assert best_rows["ideal", "pruned"]["best_ratio"] == speeds[0] / speeds[1]
 
 
-def test_nothing_is_measured_where_nothing_fits(clock):
+def test_larger_batches_are_skipped_when_nothing_fits(clock):
     sweep = Sweep((80,), (1, 2), (0.9,), memory=NOTHING_FITS, rank=8)
     rows = throughput.throughput(llama_pair(False), sweep, Points(None))
     assert {row["batch"] for row in rows} == {1}

@@ -1,4 +1,4 @@
-"""Zero-shot tasks through lm-eval, against its own model and against rows that are read alone."""
+"""Zero-shot tasks through lm-eval, against its own model and against requests read one by one."""
 
 import gzip
 import json
@@ -13,7 +13,7 @@ import torch
 from lm_eval import evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
-from test_cli_eval import ran
+from test_cli_eval import cli
 
 import kvprune
 import model_folders
@@ -57,42 +57,43 @@ def write(folder: Path, **changed: list) -> Path:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def root(tmp_path_factory):
     path = model_folders.save(tmp_path_factory.mktemp("zeroshot"))
     write(path / "files")
     return path
 
 
 def samples(lm, task: str, files: Path) -> list:
-    """What lm-eval says of every sample: loglikelihoods, greedy or not, metrics."""
+    """lm-eval's record of every sample: loglikelihoods, greedy or not, metrics."""
     name, loaded = load_task(task, files)
     return evaluate(lm, loaded, bootstrap_iters=0)["samples"][name]
 
 
 @pytest.mark.parametrize("task", HUB)
-def test_dense_agrees_with_lm_evals_own_model_to_the_last_sample(place, task):
-    want = samples(HFLM(str(place / "model"), device="cpu", batch_size=3), task, place / "files")
-    untouched = PrunedLM(str(place / "model"), device="cpu", batch_size=3)
-    opened = load_with_tokenizer(str(place / "model"))
+def test_dense_agrees_with_lm_evals_own_model_on_every_sample(root, task):
+    want = samples(HFLM(str(root / "model"), device="cpu", batch_size=3), task, root / "files")
+    untouched = PrunedLM(str(root / "model"), device="cpu", batch_size=3)
+    opened = load_with_tokenizer(str(root / "model"))
     object.__setattr__(opened, "model", kvprune.attach(opened.host, kvprune.DenseConfig()))
     for lm in (untouched, PrunedLM(opened, batch_size=3)):
-        got = samples(lm, task, place / "files")
+        got = samples(lm, task, root / "files")
         assert len(got) == len(want) == len(ROWS[task])
-        for ours, theirs in zip(got, want, strict=True):
-            assert ours["arguments"] == theirs["arguments"]
-            assert ours["acc"] == theirs["acc"]
-            for [(a, greedy)], [(b, also)] in zip(ours["resps"], theirs["resps"], strict=True):
-                assert float(a) == pytest.approx(float(b), abs=1e-4)
-                assert greedy == also
+        for sample, expected in zip(got, want, strict=True):
+            assert sample["arguments"] == expected["arguments"]
+            assert sample["acc"] == expected["acc"]
+            pairs = zip(sample["resps"], expected["resps"], strict=True)
+            for [(value, greedy)], [(want_value, want_greedy)] in pairs:
+                assert float(value) == pytest.approx(float(want_value), abs=1e-4)
+                assert greedy == want_greedy
         assert lm.sparsity == 0
 
 
 class Alone:
-    """A request read on its own: no batch, no padding."""
+    """One request read without a batch or padding."""
 
     def __init__(self, pruned: kvprune.Pruned, context: str, continuation: str):
-        words = model_folders.byte_tokenizer()
-        start, ids = len(words(context)["input_ids"]), words(context + continuation)["input_ids"]
+        encode = model_folders.byte_tokenizer()
+        start, ids = len(encode(context)["input_ids"]), encode(context + continuation)["input_ids"]
         with torch.no_grad(), pruned.evaluating():
             log_p = (
                 pruned.model(torch.tensor([ids[:-1]]), use_cache=False).logits[0].log_softmax(-1)
@@ -106,9 +107,9 @@ class Alone:
 
 @pytest.mark.parametrize("batch", [1, 5])
 @pytest.mark.parametrize("task", HUB)
-def test_pruned_is_what_each_request_gives_alone(place, task, batch):
-    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=batch)
-    got = samples(lm, task, place / "files")
+def test_pruned_equals_each_request_read_alone(root, task, batch):
+    lm = PrunedLM(str(root / "model"), str(root / "adapter"), device="cpu", batch_size=batch)
+    got = samples(lm, task, root / "files")
     alone = []
     for sample in got:
         for (context, continuation), [(value, _)] in zip(
@@ -120,8 +121,8 @@ def test_pruned_is_what_each_request_gives_alone(place, task, batch):
     assert len(set(lm.sparsities)) > 1
 
 
-def test_requests_that_share_a_reading_count_each(place):
-    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=4)
+def test_requests_that_share_a_pass_count_separately(root):
+    lm = PrunedLM(str(root / "model"), str(root / "adapter"), device="cpu", batch_size=4)
     ids = model_folders.byte_tokenizer()("one of two")["input_ids"]
     requests = [(("", str(i)), ids, [5 + i]) for i in range(3)]
     requests.append((("", "x"), ids[:4], ids[4:]))
@@ -135,7 +136,7 @@ def test_requests_that_share_a_reading_count_each(place):
 
 
 @pytest.mark.parametrize("task", HUB)
-def test_prompts_are_those_of_lm_eval(place, task, monkeypatch):
+def test_prompts_are_those_of_lm_eval(root, task, monkeypatch):
     rows = datasets.Dataset.from_list(ROWS[task])
     splits = dict.fromkeys(("train", "validation", "test"), rows)
     monkeypatch.setattr(datasets, "load_dataset", lambda **_: splits)
@@ -145,21 +146,21 @@ def test_prompts_are_those_of_lm_eval(place, task, monkeypatch):
         loaded["tasks"][name].build_all_requests(rank=0, world_size=1)
         return [request.args for request in loaded["tasks"][name].instances]
 
-    assert prompts(place / "files") == prompts(None)
+    assert prompts(root / "files") == prompts(None)
     original = [
         {name: value for name, value in row.items() if name != "query"} for row in ROWS["hellaswag"]
     ]
-    files = write(place / "original", hellaswag=original)
+    files = write(root / "original", hellaswag=original)
     assert prompts(files) == prompts(None)
 
 
-def test_a_table_of_the_four_and_their_mean(place, tmp_path):
-    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=4)
-    rows = zeroshot(lm, files=place / "files")
+def test_a_table_of_all_tasks_and_their_mean(root, tmp_path):
+    lm = PrunedLM(str(root / "model"), str(root / "adapter"), device="cpu", batch_size=4)
+    rows = zeroshot(lm, files=root / "files")
     assert [row.task for row in rows] == [*HUB, "mean"]
     for row in rows[:-1]:
         lm.sparsities = []
-        right = [sample["acc"] for sample in samples(lm, row.task, place / "files")]
+        right = [sample["acc"] for sample in samples(lm, row.task, root / "files")]
         assert row.sparsity == pytest.approx(lm.sparsity)
         assert row.samples == len(right)
         assert row.accuracy == sum(right) / len(right)
@@ -168,41 +169,41 @@ def test_a_table_of_the_four_and_their_mean(place, tmp_path):
     assert rows[-1].accuracy == pytest.approx(sum(row.accuracy for row in rows[:-1]) / 4)
     assert rows[-1].sparsity == pytest.approx(sum(row.sparsity for row in rows[:-1]) / 4)
     assert {row.task for row in rows if row.accuracy_norm is not None} == {"hellaswag", "piqa"}
-    assert [row.samples for row in zeroshot(lm, ["piqa"], files=place / "files", limit=2)] == [2, 2]
+    assert [row.samples for row in zeroshot(lm, ["piqa"], files=root / "files", limit=2)] == [2, 2]
 
 
-def test_a_finished_task_is_not_done_again(place, tmp_path, monkeypatch):
-    args = ["zeroshot", place / "model", "--adapter", place / "adapter", "--files", place / "files",
+def test_a_finished_task_is_not_repeated(root, tmp_path, monkeypatch):
+    args = ["zeroshot", root / "model", "--adapter", root / "adapter", "--files", root / "files",
             "--limit", 2, "--out", tmp_path / "o", "--json"]  # fmt: skip
-    first = json.loads(ran(*args, "--tasks", "piqa"))
+    first = json.loads(cli(*args, "--tasks", "piqa"))
     assert [row["task"] for row in first["rows"]] == ["piqa", "mean"]
     assert first["about"]["limit"] == 2
-    done = []
+    scored = []
     score = kvprune.evaluate.zeroshot.run._score
     monkeypatch.setattr(
         "kvprune.evaluate.zeroshot.run._score",
-        lambda lm, task, *rest: done.append(task) or score(lm, task, *rest),
+        lambda lm, task, *rest: scored.append(task) or score(lm, task, *rest),
     )
-    second = json.loads(ran(*args, "--tasks", "piqa,lambada"))
-    assert done == ["lambada"]
+    second = json.loads(cli(*args, "--tasks", "piqa,lambada"))
+    assert scored == ["lambada"]
     assert second["rows"][0] == first["rows"][0]
     assert json.loads((tmp_path / "o/zeroshot.json").read_text()) == second
-    out = ran("zeroshot", place / "model", "--files", place / "files", "--tasks", "winogrande")
+    out = cli("zeroshot", root / "model", "--files", root / "files", "--tasks", "winogrande")
     assert "winogrande" in out
     assert "100.00%" in out or "%" in out
 
 
-def test_a_limit_for_one_task_leaves_the_others_whole(place, tmp_path):
-    args = ["zeroshot", place / "model", "--files", place / "files", "--tasks", "piqa,lambada",
+def test_a_limit_for_one_task_leaves_the_others_complete(root, tmp_path):
+    args = ["zeroshot", root / "model", "--files", root / "files", "--tasks", "piqa,lambada",
             "--out", tmp_path / "o", "--json"]  # fmt: skip
-    some = json.loads(ran(*args, "--limit", "piqa=2"))
-    assert {row["task"]: row["samples"] for row in some["rows"]} == {
+    one = json.loads(cli(*args, "--limit", "piqa=2"))
+    assert {row["task"]: row["samples"] for row in one["rows"]} == {
         "piqa": 2, "lambada": len(ROWS["lambada"]), "mean": 2 + len(ROWS["lambada"]),
     }  # fmt: skip
-    assert some["about"]["limit"] == {"piqa": 2}
-    both = json.loads(ran(*args, "--limit", "piqa=2,lambada=1"))
+    assert one["about"]["limit"] == {"piqa": 2}
+    both = json.loads(cli(*args, "--limit", "piqa=2,lambada=1"))
     assert [row["samples"] for row in both["rows"]] == [2, 1, 3]
-    each = json.loads(ran(*args, "--limit", "2"))
+    each = json.loads(cli(*args, "--limit", "2"))
     assert [row["samples"] for row in each["rows"]] == [2, 2, 4]
     assert each["about"]["limit"] == 2
     assert each["rows"][0] == both["rows"][0]
@@ -216,9 +217,9 @@ def test_a_limit_for_one_task_leaves_the_others_whole(place, tmp_path):
     ("piqa=0", "0 rows of piqa are too few"),
     ("-1", "-1 rows of piqa are too few"),
 ])  # fmt: skip
-def test_a_bad_limit_is_explained(place, limit, match):
+def test_a_bad_limit_is_explained(root, limit, match):
     with pytest.raises(PruneError, match=match):
-        ran("zeroshot", place / "model", "--files", place / "files", "--tasks", "piqa",
+        cli("zeroshot", root / "model", "--files", root / "files", "--tasks", "piqa",
             "--limit", limit)  # fmt: skip
 
 
@@ -252,10 +253,10 @@ def test_a_missing_field_is_named(tmp_path, task, field):
         tasks.read(write(tmp_path, **{task: rows}), task)
 
 
-def test_bad_files_are_explained(place, tmp_path, monkeypatch):
+def test_bad_files_are_explained(root, tmp_path, monkeypatch):
     def fails(match, files, task="piqa"):
         with pytest.raises(PruneError, match=match):
-            run(str(place / "model"), tasks=[task], files=files)
+            run(str(root / "model"), tasks=[task], files=files)
 
     fails("nowhere is no folder", tmp_path / "nowhere")
     fails(r"must hold one file piqa\* .*; found: none", tmp_path)
@@ -278,52 +279,52 @@ def test_bad_files_are_explained(place, tmp_path, monkeypatch):
     fails(r"need the package lm-eval .*; pip install 'kvprune\[eval\]'", None)
 
 
-def test_lm_evals_own_command_knows_the_model(place, monkeypatch):
-    """Nobody imports us by hand: the task's file does, before lm-eval looks for the model."""
+def test_lm_evals_own_command_knows_the_model(root, monkeypatch):
+    """The task's file imports kvprune before lm-eval looks for the model."""
     import lm_eval.evaluator
     from lm_eval.__main__ import cli_evaluate
     from lm_eval.api.registry import model_registry
 
     monkeypatch.delitem(sys.modules, "kvprune.evaluate.zeroshot.tasks")
     monkeypatch.delitem(model_registry._objs, "kvprune")
-    # it looks through all of its tasks, and asks pip about this machine: minutes
+    # it would scan all of its tasks and query pip: minutes
     monkeypatch.setattr("lm_eval.tasks.TaskManager", partial(TaskManager, include_defaults=False))
     monkeypatch.setattr(lm_eval.evaluator, "add_env_info", lambda results: None)
     monkeypatch.setattr(sys, "argv", [
         "lm_eval", "--model", "kvprune", "--model_args",
-        f"pretrained={place / 'model'},adapter={place / 'adapter'}",
+        f"pretrained={root / 'model'},adapter={root / 'adapter'}",
         "--tasks", str(tasks.FOLDER / "piqa.yaml"),
-        "--metadata", json.dumps({"files": str(place / "files")}),
-        "--device", "cpu", "--batch_size", "2", "--output_path", str(place / "results"),
+        "--metadata", json.dumps({"files": str(root / "files")}),
+        "--device", "cpu", "--batch_size", "2", "--output_path", str(root / "results"),
     ])  # fmt: skip
     cli_evaluate()
-    (file,) = (place / "results").rglob("results*.json")
+    (file,) = (root / "results").rglob("results*.json")
     got = json.loads(file.read_text())
-    lm = PrunedLM(str(place / "model"), str(place / "adapter"), device="cpu", batch_size=2)
-    want = zeroshot(lm, ["piqa"], files=place / "files")[0]
+    lm = PrunedLM(str(root / "model"), str(root / "adapter"), device="cpu", batch_size=2)
+    want = zeroshot(lm, ["piqa"], files=root / "files")[0]
     assert got["results"]["kvprune_piqa"]["acc,none"] == want.accuracy
     assert got["config"]["sparsity"] == pytest.approx(want.sparsity)
     assert want.sparsity > 0
 
 
 def test_lm_eval_still_knows_its_own_models():
-    """It fills its list only while that is empty; a new process, as here it is full already."""
+    """It fills its registry only while that is empty, so this needs a new process."""
     code = """
 import kvprune.evaluate.zeroshot.tasks, sys
 from lm_eval.api.registry import model_registry
 print("kvprune" in model_registry, "hf" in model_registry, "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.stdout.split() == ["True", "True", "False"], done.stderr
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stdout.split() == ["True", "True", "False"], result.stderr
 
 
-def test_our_command_passes_all_on_to_lm_eval(monkeypatch):
+def test_our_command_forwards_all_options_to_lm_eval(monkeypatch):
     import lm_eval.__main__
     from lm_eval.api.registry import get_model
 
     monkeypatch.setattr(sys, "argv", ["kvprune"])
     monkeypatch.setattr(lm_eval.__main__, "cli_evaluate", lambda: print(json.dumps(sys.argv)))
-    out = ran("lm-eval", "--model_args", "pretrained=tiny", "--tasks", "arc_easy", "--help")
+    out = cli("lm-eval", "--model_args", "pretrained=tiny", "--tasks", "arc_easy", "--help")
     assert json.loads(out) == [
         "lm_eval", "--model", "kvprune", "--model_args", "pretrained=tiny", "--tasks", "arc_easy",
         "--help",
