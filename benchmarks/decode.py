@@ -102,7 +102,7 @@ def gpt2_steps(
 
 
 def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
-    """Bytes a second that attention reads over all layers, against a plain sum of 1 GB."""
+    """Bytes per second that attention reads over all layers, against a plain sum of 1 GB."""
     import torch
 
     from kvprune.ops.decode import NewToken, Votes, decode

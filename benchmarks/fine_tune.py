@@ -1,4 +1,4 @@
-"""What does fine-tuning with pruning cost against dense fine-tuning, and does sparsity pay it back?
+"""What does fine-tuning with pruning cost against dense fine-tuning, and does sparsity pay for it?
 
 Complete steps in turn: forward, backward, clipped gradient, AdamW. Ours has the loss of training
 (next token + γ · mean keep) at α = 8 and an interaction that drops the given share; "distilled"

@@ -3,7 +3,7 @@
 entmax of the two logits (x, 0) solves  p^(α−1) − (1−p)^(α−1) = (α−1)·x  for its first class,
 which is σ_α(x) itself, with no rescaling. Scores are normal with the width 0.6/(α−1) of the
 unsaturated range on each side, so nine in ten gates are strictly between 0 and 1. Timed: forward
-and backward, with the making of the table for each α.
+and backward, including the table for each α.
 """
 
 import statistics

@@ -20,26 +20,26 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument(
         "--sizes", choices=["quick", "bench", "full"], default="full",
-        help="how much work: a look, what `make bench` does, or all of it",
+        help="how much work: a quick look, that of `make bench`, or everything",
     )  # fmt: skip
     parser.add_argument(
         "--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
     parser.add_argument(
-        "--save", action="store_true", help="keep the object in benchmarks/results/SIZES"
+        "--save", action="store_true", help="save the object in benchmarks/results/SIZES"
     )
     return parser
 
 
 def child(*arguments: str) -> float:
-    """A number that the running script prints when called with these, in a process of its own."""
-    # every tensor a mapping of its own, given back when freed: no holes in a count of memory
+    """The number that the running script prints when called with these, in a new process."""
+    # every tensor is its own mapping, returned when freed: no holes in a count of memory
     return float(printed(*arguments, env=os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536"}))
 
 
 def printed(*arguments: str, env: dict[str, str]) -> str:
-    """What the running script prints when called with these, in a process of its own."""
+    """The output of the running script when called with these, in a new process."""
     command = [sys.executable, sys.argv[0], *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=True, env=env).stdout
 
@@ -62,7 +62,7 @@ def report(
     rows: list[list[object]],
     details: dict[str, object] | None = None,
 ) -> None:
-    """Print the table, or with --json the object; with --save, keep the object as well."""
+    """Print the table, or with --json the object; with --save, also save the object."""
     script = Path(sys.argv[0])
     command = shlex.join(["python", f"benchmarks/{script.name}", *sys.argv[1:]])
     result = {
@@ -89,7 +89,7 @@ def save(result: dict[str, object], path: Path) -> None:
 
 
 def show(result: dict, columns: list[str], rows: list[list[object]]) -> None:
-    """The same for people."""
+    """Print it as a table."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""What does it save on a CPU that the process keeps freed memory (`kvprune.utils.malloc`)?
+"""What does keeping freed memory save on a CPU (`kvprune.utils.malloc`)?
 
 Processes in turn, with and without; each trains a model of SmolLM2's width with a pruning gate and
 a teacher on rows of 1,024 tokens, and reads as many, and prints the median of its steps.
@@ -9,43 +9,43 @@ import statistics
 
 import harness
 
-SIDES = ("returned", "kept")
+MODES = ("returned", "kept")
 
 
 def main() -> None:
     parser = harness.arguments(__doc__)
-    parser.add_argument("--child", choices=SIDES, help="be one of the processes")
+    parser.add_argument("--child", choices=MODES, help="used by the script itself")
     args = parser.parse_args()
     layers, steps, rounds = {"quick": (2, 3, 1), "bench": (4, 3, 2), "full": (8, 4, 3)}[args.sizes]
     if args.child:
         print(*steps_of(args.child, layers, steps))
         return
     seconds: dict[str, dict[str, list[float]]] = {
-        what: {side: [] for side in SIDES} for what in ("training step", "reading")
+        what: {mode: [] for mode in MODES} for what in ("training step", "reading")
     }
     for _ in range(rounds):
-        for side in SIDES:
-            for what, value in zip(seconds, child(side, args.sizes), strict=True):
-                seconds[what][side].append(value)
+        for mode in MODES:
+            for what, value in zip(seconds, child(mode, args.sizes), strict=True):
+                seconds[what][mode].append(value)
     ratios = {
-        what: harness.ratio(found["kept"], found["returned"]) for what, found in seconds.items()
+        what: harness.ratio(times["kept"], times["returned"]) for what, times in seconds.items()
     }
     rows = [[what, value, "memory given back"] for what, value in ratios.items()]
     harness.report(args, ratios, ["what", "ratio", "of"], rows, {"seconds": seconds})
 
 
-def child(side: str, sizes: str) -> list[float]:
-    # settings of the user's own would be left alone
+def child(mode: str, sizes: str) -> list[float]:
+    # keep_memory() leaves the user's own settings unchanged
     env = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    said = harness.printed("--child", side, "--sizes", sizes, env=env)
-    return [float(number) for number in said.split()]
+    output = harness.printed("--child", mode, "--sizes", sizes, env=env)
+    return [float(number) for number in output.split()]
 
 
-def steps_of(side: str, layers: int, steps: int) -> tuple[float, float]:
-    """Seconds of a training step and of reading a row: medians, after one to warm up."""
+def steps_of(mode: str, layers: int, steps: int) -> tuple[float, float]:
+    """Seconds of a training step and of reading a row: medians, after a warm-up."""
     from kvprune.utils.malloc import keep_memory
 
-    if side == "kept" and not keep_memory():
+    if mode == "kept" and not keep_memory():
         raise SystemExit("this system has no glibc: nothing to compare")
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -8,7 +8,7 @@ LENGTHS = [16000, 32000]
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--peak", type=int, metavar="N", help="used by the script itself")
-    parser.add_argument("--layers", type=int, help="of the model that reads")
+    parser.add_argument("--layers", type=int, help="layers of the model")
     parser.add_argument("--process", metavar="KIND", help="used by the script itself")
     args = parser.parse_args()
     if args.peak:
@@ -19,7 +19,7 @@ def main() -> None:
         return
     storage, load = storages()
     dense, ours = (harness.child("--process", kind) for kind in ("dynamic", "ours"))
-    # how it grows with the length is asked; the number of layers is for the time that one has
+    # the question is growth with length; fewer layers save time
     layers = args.layers or {"quick": 1, "bench": 4, "full": 12}[args.sizes]
     peaks = {n: harness.child("--peak", str(n), "--layers", str(layers)) for n in LENGTHS}
     ratios = {
@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def filled_cache(pruned):
-    """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % a row, ± 40 % a layer."""
+    """GPT-2 small's shape, batch 32, context 1000, 200 survivors ± 10 % by row, ± 40 % by layer."""
     import torch
 
     from kvprune.evaluate.throughput.decoding import filled_cache as filled
@@ -60,7 +60,7 @@ def storages() -> tuple[float, float]:
 
 
 def process_bytes(kind: str) -> float:
-    """Growth of this process when the cache is made."""
+    """Growth of this process when the cache is created."""
     import gc
 
     from kvprune.evaluate.throughput.decoding import dense_cache

@@ -30,7 +30,7 @@ def llama(positions: int, layers: int = 12) -> LlamaForCausalLM:
 
 
 def attached(model: PreTrainedModel) -> kvprune.Pruned:
-    """Votes that drop one slot in 200 per step, so that the cache stays as large as it is."""
+    """Votes that drop one slot in 200 per step, so that the cache keeps its size."""
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=64))
     set_beta(pruned, 2.58)
     return pruned

@@ -12,7 +12,7 @@ from pathlib import Path
 import harness
 from kvprune.utils.files import write_atomically
 
-# script → ratio → the question, and the bar: at least (≥) or at most (≤) so much
+# script → ratio → the question, and the bar: at least (≥) or at most (≤)
 QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "decode": {
         "float32_b32_vs_dynamic": (
@@ -28,8 +28,10 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "attention_bandwidth_share": (
             "attention's bytes/s in decoding against the machine's read bandwidth", "≥ 0.7",
         ),
-        "flat_1000_to_32000": ("time a token at context 32,000 / at 1,000, 256 survivors", "≤ 1.1"),
-        "uneven_vs_ideal": ("time a step with uneven rows / with even ones", "≤ 1.1"),
+        "flat_1000_to_32000": (
+            "time per token at context 32,000 / at 1,000, 256 survivors", "≤ 1.1",
+        ),
+        "uneven_vs_ideal": ("time per step with uneven rows / with even ones", "≤ 1.1"),
     },
     "prefill": {
         "time_1000": ("time to read 1,000 tokens, 80 % pruned / dense SDPA", "≤ 1.15"),
@@ -51,7 +53,7 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "speedup_alpha_8": ("the same, α = 8", "≥ 50"),
     },
     "fine_tune": {
-        "tiny: 0% pruned": ("time of a whole training step of `tiny` / dense, 0 % pruned", ""),
+        "tiny: 0% pruned": ("time of a complete training step of `tiny` / dense, 0 % pruned", ""),
         "tiny: 50% pruned": ("the same, 50 %", ""),
         "tiny: 80% pruned": ("the same, 80 %", ""),
         "tiny: 90% pruned": ("the same, 90 %", ""),
@@ -70,7 +72,7 @@ def clears(ratio: float, bar: str) -> bool:
 
 
 def page(results: dict[str, dict[str, dict]]) -> str:
-    """The page for results by size and script; what nobody asked about is listed without a bar."""
+    """The page for results by size and script; a ratio without a question has no bar."""
     lines = [
         "# Ratios",
         "",
@@ -84,13 +86,13 @@ def page(results: dict[str, dict[str, dict]]) -> str:
     bench, full = results.get("bench", {}), results.get("full", {})
     for script in [*QUESTIONS, *sorted({*bench, *full} - set(QUESTIONS))]:
         sides = [side.get(script, {"ratios": {}})["ratios"] for side in (bench, full)]
-        asked = QUESTIONS.get(script, {})
+        questions = QUESTIONS.get(script, {})
         for name in dict.fromkeys(name for side in sides for name in side):
-            question, bar = asked.get(name, (f"`{name}`", ""))
+            question, bar = questions.get(name, (f"`{name}`", ""))
             cells = [question, *(shown(side.get(name), bar) for side in sides)]
             lines.append(f"| {' | '.join([*cells, bar, f'`benchmarks/{script}.py`'])} |")
-    for size, found in (("make bench", bench), ("full", full)):
-        lines += ["", f"{size}: {'; '.join(places(found))}."] if found else []
+    for size, measured in (("make bench", bench), ("full", full)):
+        lines += ["", f"{size}: {'; '.join(machines(measured))}."] if measured else []
     return "\n".join([*lines, ""])
 
 
@@ -100,13 +102,13 @@ def shown(ratio: float | None, bar: str) -> str:
     return f"{ratio:.3g}{'' if not bar or clears(ratio, bar) else ' ✗'}"
 
 
-def places(found: dict[str, dict]) -> list[str]:
+def machines(measured: dict[str, dict]) -> list[str]:
     """The machines and versions of these results, each once."""
-    said = []
-    for result in found.values():
+    lines = []
+    for result in measured.values():
         packages = ", ".join(f"{name} {number}" for name, number in result["versions"].items())
-        said.append("{cpu}, {cores} cores, ".format(**result["machine"]) + packages)
-    return list(dict.fromkeys(said))
+        lines.append("{cpu}, {cores} cores, ".format(**result["machine"]) + packages)
+    return list(dict.fromkeys(lines))
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""What does pruning cost in fine-tuning? A whole step against dense SDPA, and memory by length."""
+"""What does pruning cost in fine-tuning? A full step against dense SDPA, and memory by length."""
 
 from contextlib import nullcontext
 
@@ -43,7 +43,7 @@ def main() -> None:
 def steps(precision: str, layers: int, sizes: str) -> dict[str, dict]:
     """Seconds of forward and backward of a GPT-2-small-shaped model, dense and pruned in turn.
 
-    α = 1 is the dearest: no gate is ever exactly 0, so no key can be skipped.
+    α = 1 is the most expensive: no gate is ever exactly 0, so no key can be skipped.
     """
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -54,8 +54,8 @@ def steps(precision: str, layers: int, sizes: str) -> dict[str, dict]:
     length, batch = (512, 1) if sizes == "quick" else (1024, 2)
     if half and sizes != "full":
         length, batch = 128, 1
-    # where half precision is emulated, a whole step takes half an hour; one layer and a small
-    # vocabulary leave less beside the attention, so the ratio of the whole is not higher
+    # where half precision is emulated, a full step takes half an hour; one layer and a small
+    # vocabulary leave less work outside attention, so the ratio of the full step is not higher
     layers, small = (1, True) if half else (layers, sizes != "full")
     torch.manual_seed(0)
     # dropout in the attention would take dense SDPA off its fast path

@@ -14,7 +14,7 @@ from kvprune.utils import plot
 
 @dataclass(frozen=True)
 class Variant:
-    """One line of the figure: what differs from the recipe."""
+    """One line of the figure: its differences from the recipe."""
 
     label: str
     method: dict[str, Any] = field(default_factory=dict)
@@ -54,9 +54,9 @@ def table(rows: list[dict[str, Any]], gammas: tuple[float, ...]) -> None:
     labels = list(dict.fromkeys(row["variant"] for row in rows))
     for label in labels:
         for gamma in gammas:
-            found = [r for r in rows if (r["variant"], r["gamma"]) == (label, gamma)]
-            at = [r for r in found if r["context"] == small.LENGTH]
-            overall = [r for r in found if r["context"] == "all"]
+            own = [r for r in rows if (r["variant"], r["gamma"]) == (label, gamma)]
+            at = [r for r in own if r["context"] == small.LENGTH]
+            overall = [r for r in own if r["context"] == "all"]
             cells = [
                 middle([100 * r["sparsity"] for r in at], "{:.1f} ± {:.1f} % at 512"),
                 middle([100 * r["sparsity"] for r in overall], "{:.1f} ± {:.1f} % in all"),

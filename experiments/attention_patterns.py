@@ -34,7 +34,7 @@ def main() -> None:
     }
     pruned = small.Runs(args.runs).model(PruningConfig(rank=small.RANK), gamma=1.0)
     steps = pruned.trace(ids)[:, 0]  # (L, T)
-    # the layer that prunes as much as the baselines beside it
+    # the layer that prunes about as much as the baselines
     layer = min(range(len(steps)), key=lambda i: abs(gone(steps[i]) - 0.65))
     panels[f"pruned by votes, layer {layer + 1}"] = steps[layer]
     side = T * CELL
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def gone(step: torch.Tensor) -> float:
-    """The share of the pairs j ≤ k whose j is dropped before k reads."""
+    """Share of the pairs j ≤ k whose j is dropped before k reads."""
     kept = sum(min(int(s), T) - j for j, s in enumerate(step.clamp(max=NEVER)))
     return 1 - kept / (T * (T + 1) / 2)
 

@@ -2,15 +2,15 @@
 
     python -m experiments.forgetting          writes docs/results/forgetting.json,
                                               docs/figures/forgetting_*.svg and forgetting.svg,
-                                              which moves: the model goes on from a prompt
-    --model M --corpus FILE...                another model than γ = 0.3 of tiny_curve.py, on
-                                              another text than the book that it never saw
+                                              animated: the model continues a prompt
+    --model M --corpus FILE...                instead of γ = 0.3 of tiny_curve.py and the
+                                              held-out book
 
 The paper: Fig. interpretability (parts of speech, droppers, positions), draw_graph, context_switch,
 dropped_not_dropped, attention_mask; "Most pruning is triggered by punctuation", "layers at varying
 depths exhibit distinct behaviors", the network "learned to ignore most of the preceding text if
 that comes from a different context", "tokens that have other tokens very similar to them are
-pruned". It prints a verdict on each, whichever way it falls.
+pruned". It prints a verdict on each.
 """
 
 import argparse
@@ -37,7 +37,9 @@ def main() -> None:
     parser.add_argument("--model", help="a folder or a name on the hub")
     parser.add_argument("--adapter")
     book = str(tiny.text_file("held_out"))
-    parser.add_argument("--corpus", nargs="+", default=[book], help="texts that it never saw")
+    parser.add_argument(
+        "--corpus", nargs="+", default=[book], help="texts that it was not trained on"
+    )
     parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of finished runs")
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--length", type=int, default=512)
@@ -49,36 +51,36 @@ def main() -> None:
     quiet()
     own = PruningConfig(rank=small.RANK)
     loaded = load_with_tokenizer(
-        args.model or str(small.Runs(args.runs).place(own, gamma=0.3)), args.adapter
+        args.model or str(small.Runs(args.runs).run_folder(own, gamma=0.3)), args.adapter
     )
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    found = study_corpus(pruned, tokenizer, args.corpus, args.length, args.rows)
-    print(found.save(args.docs / "results" / "forgetting.json"))
-    for file in figures.save(found, args.docs / "figures"):
+    study = study_corpus(pruned, tokenizer, args.corpus, args.length, args.rows)
+    print(study.save(args.docs / "results" / "forgetting.json"))
+    for file in figures.save(study, args.docs / "figures"):
         print(file)
     if args.write:
         torch.manual_seed(args.seed)
         options = {"do_sample": True, "temperature": 0.7, "top_k": 40, "top_p": 0.95}
-        made = trace_prompt(pruned, tokenizer, args.prompt, args.write, **options)
-        print(animate(made, args.docs / "figures" / "forgetting.svg"))
-    print("\n".join(verdicts(found)))
+        trace = trace_prompt(pruned, tokenizer, args.prompt, args.write, **options)
+        print(animate(trace, args.docs / "figures" / "forgetting.svg"))
+    print("\n".join(verdicts(study)))
 
 
-def verdicts(found: Study) -> list[str]:
+def verdicts(study: Study) -> list[str]:
     """One sentence per finding of the paper, with our numbers."""
-    counted = found.statistics
-    said = []
+    counted = study.statistics
+    lines = []
     kinds = counted.droppers_by_kind
     marks = [kinds[name] for name in ("punctuation", "line break") if name in kinds]
     share, common = sum(row.share for row in marks), sum(row.of_tokens for row in marks)
-    said.append(
+    lines.append(
         f"droppers: punctuation and line breaks cause {share:.0%} of all drops and are "
         f"{common:.0%} of the tokens ({share / common:.1f} times their share); "
         f"that is {'more' if share > 0.5 else 'less'} than half"
     )
     by_layer = np.sum([row.by_layer for row in marks], axis=0)
     busy = [i for i, drops in enumerate(counted.drops_by_layer) if drops]
-    said.append(
+    lines.append(
         "by layer: "
         + ", ".join(f"{counted.layers[i]}: {by_layer[i]:.0%}" for i in busy)
         + " of its drops are theirs; context gone: "
@@ -90,11 +92,11 @@ def verdicts(found: Study) -> list[str]:
     parts = counted.kept_by_speech
     if parts:
         names = list(parts)
-        said.append(
+        lines.append(
             f"parts of speech: {names[0]} is seen by {parts[names[0]].share:.0%} of later tokens, "
             f"{names[-1]} by {parts[names[-1]].share:.0%}"
         )
-    switch = found.switch
+    switch = study.switch
     rows = []
     for i, layer in enumerate(switch.layers):
         without = (
@@ -105,8 +107,8 @@ def verdicts(found: Study) -> list[str]:
         rows.append(
             f"{layer}: {switch.across[i]:.1%} across{without}, {switch.within[i]:.0%} within"
         )
-    said.append("context switch, pairs still seen: " + "; ".join(rows))
-    for among, near in found.nearest.items():
+    lines.append("context switch, pairs still seen: " + "; ".join(rows))
+    for among, near in study.nearest.items():
         pairs = [
             (gone, stay)
             for gone, stay in zip(near.mean_dropped, near.mean_kept, strict=True)
@@ -114,11 +116,11 @@ def verdicts(found: Study) -> list[str]:
         ]
         gone, stay = np.mean(pairs, axis=0) if pairs else (math.nan, math.nan)
         closer = sum(g < s for g, s in pairs)
-        said.append(
+        lines.append(
             f"nearest key among {among}: mean distance {gone:.3f} of dropped tokens, {stay:.3f} of "
             f"kept ones; dropped ones are closer in {closer} of {len(pairs)} layers"
         )
-    return said
+    return lines
 
 
 if __name__ == "__main__":

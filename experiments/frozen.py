@@ -1,4 +1,4 @@
-"""What is lost if the base stays as it is? (App. B, Freezing)
+"""What does freezing the base cost? (App. B, Freezing)
 
 python -m experiments.frozen
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --tune interaction --out runs/frozen

@@ -37,10 +37,10 @@ def main() -> None:
         {
             "beta": beta,
             "distance": d,
-            **{f"keep_{q:.0%}": v for q, v in zip(QUANTILES, found, strict=True)},
+            **{f"keep_{q:.0%}": v for q, v in zip(QUANTILES, values, strict=True)},
         }
         for beta, by in reach.items()
-        for d, found in by.items()
+        for d, values in by.items()
     ]
     publish("gate_shapes", {"width": WIDTH, "rank": RANK, "tokens": T, "alpha": 1.0}, rows)
     draw(progress, alphas, x, shapes, reach)

@@ -1,4 +1,4 @@
-"""Where is the forgetting? Sparsity by layer for several γ, and tokens held by context size.
+"""Which layers forget? Sparsity by layer for several γ, and tokens held by context size.
 
     python -m experiments.layers              writes docs/results/layers.json and a figure
 
@@ -31,7 +31,7 @@ def main() -> None:
             steps = torch.cat([pruned.trace(part) for part in text.split(8)], dim=1)  # (L, W, T)
             for layer, step in enumerate(steps):
                 for context in small.CONTEXTS:
-                    # what the token after so many still sees of them
+                    # what the token after the context still sees of it
                     kept = float((step[:, :context] > context - 1).float().sum(-1).mean())
                     row = {"gamma": gamma, "seed": seed, "layer": layer, "context": context}
                     rows.append({**row, "kept": kept, "sparsity": 1 - kept / context})
@@ -61,9 +61,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def mean(rows: list[dict[str, Any]], what: str, gamma: float, layer: int, context: int) -> float:
-    asked = (gamma, layer, context)
-    found = [r[what] for r in rows if (r["gamma"], r["layer"], r["context"]) == asked]
-    return sum(found) / len(found)
+    key = (gamma, layer, context)
+    values = [r[what] for r in rows if (r["gamma"], r["layer"], r["context"]) == key]
+    return sum(values) / len(values)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,10 @@
     python -m experiments.merging             writes docs/results/merging.json and a figure
 
 The paper tried the token merging of Bolya et al. (2023), made for encoders, on a decoder and saw
-perplexity rise at once. Here: each layer's cache may hold a share of the tokens read; when it is
-over, the two entries whose keys are most alike (cosine, mean over heads; one from the even places,
+perplexity rise at once. Here: each layer's cache may hold a share of the tokens read; beyond that,
+the two entries whose keys are most alike (cosine, mean over heads; one from the even slots,
 one from the odd) become their mean, weighted by how many tokens each stands for, and attention
-counts an entry by that number. Beside it, at equal sparsity, the pruned models of tiny_curve.py.
+counts an entry by that number. Compared with the pruned models of tiny_curve.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main() -> None:
 
 @torch.no_grad()
 def merged_loss(model: PreTrainedModel, ids: Tensor, share: float) -> Tensor:
-    """Mean next-token loss of rows (B, T), read token by token; the plain way, slow and sure."""
+    """Mean next-token loss of rows (B, T), read token by token: slow and simple."""
     AttentionInterface.register("merged", attend)
     model.set_attn_implementation("merged")
     layers = model.transformer.h
@@ -77,7 +77,7 @@ def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **
 
 
 def merge(keys: Tensor, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Each row's most similar pair of an even and an odd place becomes one entry, at the first."""
+    """Each row's most similar pair of an even and an odd slot becomes one entry, at the first."""
     B, H, S, D = keys.shape
     unit = F.normalize(keys.mean(1), dim=-1)  # (B, S, D)
     even, odd = unit[:, ::2], unit[:, 1::2]
@@ -87,17 +87,17 @@ def merge(keys: Tensor, values: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor, 
     row = torch.arange(B)
     a, b = sizes[row, low], sizes[row, high]
     kept = torch.arange(S).expand(B, S)[torch.arange(S)[None] != high[:, None]].view(B, S - 1)
-    made = []
+    merged = []
     for x in (keys, values):
         mean = (a[:, None, None] * x[row, :, low] + b[:, None, None] * x[row, :, high]) / (a + b)[
             :, None, None
         ]
         x = x.clone()
         x[row, :, low] = mean
-        made.append(x.gather(2, kept[:, None, :, None].expand(B, H, S - 1, D)))
+        merged.append(x.gather(2, kept[:, None, :, None].expand(B, H, S - 1, D)))
     sizes = sizes.clone()
     sizes[row, low] = a + b
-    return made[0], made[1], sizes.gather(1, kept)
+    return merged[0], merged[1], sizes.gather(1, kept)
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

@@ -2,8 +2,8 @@
 
     python -m experiments.policies            writes docs/results/policies.json and a figure
 
-Beyond the paper: StreamingLLM (first tokens and a window), TOVA and H2O (least attention leaves) on
-the dense fine-tuned model, each with as many tokens per layer as a pruned model of tiny_curve.py
+Beyond the paper: StreamingLLM (first tokens and a window), TOVA and H2O (drop the least attention)
+on the dense fine-tuned model, each with as many tokens per layer as a pruned model of tiny_curve.py
 has at the end of a window, mean over layers.
 """
 
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(pruned: kvprune.Pruned) -> dict[str, float]:
-    """Perplexity over all contexts, and at the end of a window, with the sparsity there."""
+    """Perplexity over all contexts, and at the end of a window, with its sparsity."""
     end, overall = perplexity(
         pruned, small.held_out(), [small.LENGTH], length=small.LENGTH, max_windows=WINDOWS,
         progress=False, path="cached", batch=8,

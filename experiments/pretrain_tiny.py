@@ -3,8 +3,8 @@
     python -m experiments.pretrain_tiny --corpus DIR            train, or resume
     python -m experiments.pretrain_tiny --corpus DIR --export   write the model into the package
 
-DIR holds `books-*.jsonl.gz`, one {"id", "text"} per line. What is made on the way (tokenizer, token
-numbers, checkpoints, log) is stored in --out; a killed run resumes from its last checkpoint.
+DIR holds `books-*.jsonl.gz`, one {"id", "text"} per line. Tokenizer, token numbers, checkpoints and
+log are stored in --out; a killed run resumes from its last checkpoint.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--out", type=Path, default=Path("runs/tiny"))
     parser.add_argument("--steps", type=int, default=2400)
-    parser.add_argument("--decay", type=int, default=800, help="steps of falling rate at the end")
+    parser.add_argument("--decay", type=int, default=800, help="last steps, with falling rate")
     parser.add_argument("--export", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -65,11 +65,11 @@ def make_tokenizer(corpus: Path, out: Path) -> PreTrainedTokenizerFast:
         bpe = ByteLevelBPETokenizer()
         texts = documents(corpus, held_out=False)
         bpe.train_from_iterator(texts, vocab_size=VOCABULARY, special_tokens=[END])
-        made = PreTrainedTokenizerFast(
+        tokenizer = PreTrainedTokenizerFast(
             tokenizer_object=bpe._tokenizer, bos_token=END, eos_token=END, pad_token=END,
             model_max_length=LENGTH,
         )  # fmt: skip
-        made.save_pretrained(path)
+        tokenizer.save_pretrained(path)
     return PreTrainedTokenizerFast.from_pretrained(path)
 
 
@@ -135,7 +135,7 @@ def rate(step: int, steps: int, decay: int) -> float:
 
 
 def batch_at(tokens: np.ndarray, step: int) -> Tensor:
-    """The windows of one step: every epoch in a new order, the same whenever it is asked for."""
+    """The windows of one step: every epoch in a new order that depends on the seed only."""
     windows = (len(tokens) - 1) // LENGTH
     epoch, first = divmod(step * BATCH, windows - windows % BATCH)
     order = np.random.default_rng((SEED, epoch)).permutation(windows)
@@ -175,7 +175,7 @@ def pretrain(train: np.ndarray, held_out: np.ndarray, out: Path, steps: int, dec
             if done % 200 == 0 or done == steps:
                 log(out, step=done, held_out_loss=round(evaluate(model, held_out), 4))
             checkpoint(out, done, model, optimizers)
-            # what the constant rate reached: a longer run starts here
+            # the end of the constant rate: a longer run can start here
             if done == steps - decay:
                 checkpoint(out / "before_decay", done, model, optimizers)
 
@@ -191,7 +191,7 @@ def evaluate(model: nn.Module, tokens: np.ndarray, windows: int = 64) -> float:
 
 
 def state_of(optimizers: list[torch.optim.Optimizer]) -> dict[str, Tensor]:
-    """The optimizers' tensors by name, so that they travel as safetensors."""
+    """The optimizers' tensors by name, for safetensors."""
     return {
         f"{which}.{number}.{name}": value.clone()
         for which, optimizer in enumerate(optimizers)
@@ -210,7 +210,7 @@ def checkpoint(out: Path, step: int, model: nn.Module, optimizers: list) -> None
 
 
 def restore(out: Path, model: nn.Module, optimizers: list) -> int:
-    """Load the last checkpoint, if there is one; how many steps it has seen."""
+    """Load the last checkpoint if there is one; returns its number of steps."""
     path = out / "checkpoint.safetensors"
     if not path.exists():
         return 0
@@ -243,7 +243,7 @@ def log(out: Path, **entry: float) -> None:
 
 
 def export(out: Path, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The model in bfloat16 with its tokenizer, as `from_pretrained` wants them."""
+    """The model in bfloat16 with its tokenizer, as `from_pretrained` expects them."""
     model = make_model()
     restore(out, model, make_optimizers(model))
     model.to(torch.bfloat16).save_pretrained(PACKAGE)

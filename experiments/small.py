@@ -1,8 +1,8 @@
-"""What the experiments on the package's small model share: its text, its recipe, finished runs.
+"""Shared by the experiments on the package's small model: text, recipe, finished runs.
 
-A run is known by its settings: two experiments that need the same one train it once. Each has a
-folder of its own in runs/small/ with the model and run.json, what was measured of it, so that
-experiments may run side by side.
+A run is identified by its settings: two experiments that need the same one train it once. Each has
+its own folder in runs/small/ with the model and its measurements (run.json), so experiments can run
+in parallel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvprune.utils.quiet import quiet
 
 LENGTH, RANK = 512, 32
 CONTEXTS = (64, 128, 256, 512)
-# as in `make demo`, but longer and with the paper's loss; docs/results.md says how it was found
+# as in `make demo`, but longer and with the paper's loss; see docs/results.md
 RECIPE: dict[str, Any] = {
     "steps": 100, "batch": 4, "warmup": 5, "interaction_lr": 1.5e-3, "base_lr": 3e-4,
     "lr_schedule": "linear", "log_every": 5, "probe_every": 1000,
@@ -47,7 +47,7 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 class Runs:
-    """Runs that are trained when they are first asked for."""
+    """Runs, each trained at its first use."""
 
     def __init__(self, folder: Path):
         self.folder = folder / "small"
@@ -56,43 +56,43 @@ class Runs:
         self.about = {"model": tiny.NAME, "weights": digest, **RECIPE}
 
     def record(self, method: Config, seed: int = 0, **settings: Any) -> Record:
-        """What was measured of a run; `settings` go before the recipe's."""
+        """The measurements of a run; `settings` override the recipe."""
         key = {"method": to_dict(method), "seed": seed, **settings}
-        points = Points(self._place(method, seed, settings) / "run.json", self.about)
+        points = Points(self._folder(method, seed, settings) / "run.json", self.about)
         rows = points.measure(key, lambda: [self._run(method, seed, settings)])
-        found = " ".join(f"{at}: {s:.1%} {ppl:.2f}," for at, s, ppl in rows[0]["contexts"])
-        print(method.method, {k: v for k, v in key.items() if k != "method"}, found, flush=True)
+        summary = " ".join(f"{at}: {s:.1%} {ppl:.2f}," for at, s, ppl in rows[0]["contexts"])
+        print(method.method, {k: v for k, v in key.items() if k != "method"}, summary, flush=True)
         return rows[0]
 
     def model(self, method: Config, seed: int = 0, **settings: Any) -> Pruned:
         """The model of a run."""
-        return kvprune.load(self.place(method, seed, **settings))
+        return kvprune.load(self.run_folder(method, seed, **settings))
 
-    def place(self, method: Config, seed: int = 0, **settings: Any) -> Path:
-        """The folder of a finished run, which `kvprune` commands take as a model."""
+    def run_folder(self, method: Config, seed: int = 0, **settings: Any) -> Path:
+        """The folder of a finished run: a model for `kvprune` commands."""
         self.record(method, seed, **settings)
-        return self._place(method, seed, settings)
+        return self._folder(method, seed, settings)
 
-    def _place(self, method: Config, seed: int, settings: dict[str, Any]) -> Path:
+    def _folder(self, method: Config, seed: int, settings: dict[str, Any]) -> Path:
         text = json.dumps([to_dict(method), seed, settings], sort_keys=True)
         return self.folder / f"{method.method}-{hashlib.sha256(text.encode()).hexdigest()[:10]}"
 
     def _run(self, method: Config, seed: int, settings: dict[str, Any]) -> Record:
         trainer = fine_tuned(method, seed, **settings)
-        trainer.save_model(str(self._place(method, seed, settings)))
-        judged = trainer.evaluate()
+        trainer.save_model(str(self._folder(method, seed, settings)))
+        metrics = trainer.evaluate()
         history = [entry for entry in trainer.state.log_history if "loss_language" in entry]
         names = [name for name in CURVE if name in history[0]]
         return {
             "contexts": by_context(trainer.pruned),
             "curve": {name: [entry[name] for entry in history] for name in names},
-            "end": {k: v for k, v in judged.items() if k.startswith(("eval_ppl", "eval_spars"))},
+            "end": {k: v for k, v in metrics.items() if k.startswith(("eval_ppl", "eval_spars"))},
             "tokens_per_second": history[-1]["tokens_per_second"],
         }
 
 
 def fine_tuned(method: Config, seed: int = 0, **settings: Any) -> PruningTrainer:
-    """The small model, taught with this method; `settings` go before the recipe's."""
+    """The small model fine-tuned with this method; `settings` override the recipe."""
     quiet()
     text = data(seed)
     config = TrainConfig(**{**RECIPE, "method": method, "seed": seed, **settings})
@@ -113,21 +113,21 @@ def fine_tuned(method: Config, seed: int = 0, **settings: Any) -> PruningTrainer
 
 @cache
 def data(seed: int = 0) -> Data:
-    """Two books to learn from, a third to measure on."""
+    """Two books to train on, a third to measure on."""
     files = [str(tiny.text_file(name)) for name in ("train", "held_out")]
     config = DataConfig((files[0],), LENGTH, held_out_source=files[1], seed=seed)
     return load_rows(config, load_tokenizer(tiny.NAME))
 
 
 def held_out() -> torch.Tensor:
-    """The tokens of the book that the model never saw."""
+    """Tokens of the book that the model was not trained on."""
     rows = data().held_out
     assert rows is not None
     return torch.cat([rows[i]["input_ids"] for i in range(len(rows))])
 
 
 def by_context(pruned: Pruned, windows: int = 64) -> list[tuple[int | str, float, float]]:
-    """Context, sparsity and perplexity, the hard gate; the last row is over all contexts."""
+    """Context, sparsity and perplexity with the hard gate; the last row is over all contexts."""
     rows = perplexity(
         pruned, held_out(), CONTEXTS, length=LENGTH, max_windows=windows, progress=False
     )

@@ -1,4 +1,4 @@
-"""What does it bring to divide by the size of a layer's inputs? (beyond the paper)
+"""Does it help to divide by the size of a layer's inputs? (beyond the paper)
 
 python -m experiments.spread
 # full scale: kvprune train --recipe recipes/gpt2-small.yaml --spread --out runs/spread

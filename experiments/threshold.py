@@ -1,4 +1,4 @@
-"""One model, a whole curve: the score at which a vote drops a token, moved after training.
+"""One model, a full curve: the score at which a vote drops a token, moved after training.
 
     python -m experiments.threshold           writes docs/results/threshold.json and a figure
 

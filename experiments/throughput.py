@@ -1,10 +1,10 @@
-"""Tokens per second by context and sparsity, with the model's own holes and with ideal ones.
+"""Tokens per second by context and sparsity, with the model's own decisions and in the ideal case.
 
     python -m experiments.throughput          writes docs/results/throughput.json and a figure
 
-The paper's Fig. throughput and ideal_throughput. GPT-2 small's shape with random weights and rows
-that are all alike; and the models of tiny_curve.py with the rows and layers that they decide on in
-a book, beside rows that are all alike. Run it on an otherwise idle machine.
+The paper's Fig. throughput and ideal_throughput. GPT-2 small's shape with random weights and equal
+rows; and the models of tiny_curve.py with what each row and layer keeps of a book, compared with
+equal rows. Run it on an otherwise idle machine.
 # full scale: kvprune eval throughput runs/gpt2-small --context 128,256,512,1000 --memory 16GB
 """
 
@@ -36,12 +36,12 @@ def main() -> None:
     models = load_pair("gpt2", dtype="float32", random=True)
     rows = [{"model": "gpt2", **row} for row in throughput(models, LARGE, points, print_count)]
     for gamma in GAMMAS:
-        place = runs.place(PruningConfig(rank=small.RANK), gamma=gamma)
-        models = load_pair(str(place), dtype="float32")
+        folder = runs.run_folder(PruningConfig(rank=small.RANK), gamma=gamma)
+        models = load_pair(str(folder), dtype="float32")
         sweep = Sweep((64, 128, 256, 480), (32,), (), repeats=5)
         points = Points(args.runs / f"throughput_{gamma}.json", about)
         realistic = throughput(models, sweep, points, print_count)
-        # as many holes, but the same in every row and layer
+        # the same sparsity, but equal in every row and layer
         at = {row["context"]: round(row["sparsity"], 2) for row in realistic if row["sparsity"]}
         for context, share in at.items():
             sweep = Sweep((context,), (32,), (share,), repeats=5)
@@ -51,8 +51,8 @@ def main() -> None:
     for row in rows:
         if row["side"] != "dense":
             where = f"context {row['context']:4} batch {row['batch']:2} {row['rows']:9}"
-            found = f"pruned {row['sparsity']:4.0%} {row['ratio']:.2f} × dense"
-            print(row["model"], row.get("gamma", ""), where, found)
+            speed = f"pruned {row['sparsity']:4.0%} {row['ratio']:.2f} × dense"
+            print(row["model"], row.get("gamma", ""), where, speed)
     draw(rows)
 
 
@@ -62,20 +62,20 @@ def print_count(settings: list[Row]) -> list[Row]:
 
 
 def draw(rows: list[Row]) -> None:
-    """GPT-2's shape: tokens/s and a step by context. Tiny: how much its own holes give."""
+    """GPT-2's shape: tokens/s and time per step. Tiny: speedup by its own decisions."""
     titles = ["Tokens/s, batch 32, GPT-2 small's shape", "Time of a step, ms, batch 32",
               "Tokens/s against dense, tiny, batch 32"]  # fmt: skip
     figure, (speed, step, own) = panels(titles, width=4.6)
     large = [row for row in rows if row["model"] == "gpt2" and row["batch"] == 32]
-    for number, (name, found) in enumerate(sides(large).items()):
-        x = [row["context"] for row in found]
-        line(speed, number, x, [row["tokens_per_second"] for row in found], name)
-        line(step, number, x, [1000 * row["seconds_step"] for row in found], name)
+    for number, (name, group) in enumerate(by_side(large).items()):
+        x = [row["context"] for row in group]
+        line(speed, number, x, [row["tokens_per_second"] for row in group], name)
+        line(step, number, x, [1000 * row["seconds_step"] for row in group], name)
     for number, gamma in enumerate(GAMMAS, 1):
         pruned = [r for r in rows if r.get("gamma") == gamma and r["side"] != "dense"]
         for kind, style in (("realistic", "-"), ("ideal", "--")):
-            found = [row for row in pruned if row["rows"] == kind]
-            x, y = [row["context"] for row in found], [row["ratio"] for row in found]
+            group = [row for row in pruned if row["rows"] == kind]
+            x, y = [row["context"] for row in group], [row["ratio"] for row in group]
             line(own, number, x, y, f"γ = {gamma}, {kind}")
             own.lines[-1].set_linestyle(style)
     for axis in (speed, step, own):
@@ -84,15 +84,15 @@ def draw(rows: list[Row]) -> None:
     save_figure(figure, "throughput")
 
 
-def sides(rows: list[Row]) -> dict[str, list[Row]]:
-    """Dense once (the run beside the first sparsity), pruning at each sparsity."""
-    found: dict[str, list[Row]] = {}
+def by_side(rows: list[Row]) -> dict[str, list[Row]]:
+    """Dense once (from the run of the first sparsity), pruning at each sparsity."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         dense = row["side"] == "dense"
         if not dense or row["at"] == LARGE.sparsities[0]:
             name = "dense" if dense else f"{row['at']:.0%} pruned"
-            found.setdefault(name, []).append(row)
-    return found
+            groups.setdefault(name, []).append(row)
+    return groups
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m experiments.tiny_curve        writes docs/results/tiny_curve.json and a figure
 
 The paper's Fig. perplexity with the package's small model: each method is fine-tuned for the same
-steps on the same text, then measured on a book that no run has seen. It resumes where it stopped.
+steps on the same text, then measured on a held-out book. It resumes where it stopped.
 At the paper's scale, on GPUs, for each γ and the baselines:
 
     R="accelerate launch -m kvprune train --recipe recipes/gpt2-small.yaml"
@@ -34,11 +34,11 @@ SETTINGS: list[tuple[str, Any]] = [
 def main() -> None:
     args = small.arguments(__doc__).parse_args()
     runs, rows = small.Runs(args.runs), []
-    # what it was before any fine-tuning, on books that are not this one
+    # before fine-tuning
     for context, _, perplexity in small.by_context(attach(tiny.load_model(), DenseConfig())):
         row = {"method": "before", "setting": None, "seed": None, "context": context}
         rows.append({**row, "sparsity": 0.0, "perplexity": perplexity})
-    # all settings once before any of them twice
+    # every setting with one seed before the next seed
     for seed in range(args.seeds):
         for method, setting in SETTINGS:
             more = {"gamma": setting} if method == "pruning" else {}
@@ -47,7 +47,7 @@ def main() -> None:
                 row = {"method": method, "setting": setting, "seed": seed, "context": context}
                 rows.append({**row, "sparsity": sparsity, "perplexity": perplexity})
             if method == "pruning":
-                # how far the gate that was trained is from the hard one that is used
+                # how far the trained gate is from the hard one that is used
                 rows[-1] |= {k.removeprefix("eval_"): v for k, v in record["end"].items()
                              if k.endswith(("soft", "hard"))}  # fmt: skip
     publish("tiny_curve", runs.about, rows)

@@ -1,4 +1,4 @@
-"""The text beside the small model: two books to fine-tune on, one to judge by.
+"""The text shipped with the small model: two books to fine-tune on, one to evaluate on.
 
     python -m experiments.tiny_text --corpus DIR      writes src/kvprune/tiny/*.txt.gz
 
@@ -28,7 +28,7 @@ def main() -> None:
             documents |= {d["id"]: d["text"] for d in map(json.loads, lines)}
     PACKAGE.mkdir(parents=True, exist_ok=True)
     for name, books in BOOKS.items():
-        # a document is a paragraph of blank lines away from the next
+        # two blank lines separate documents
         texts = [text for book in books for key, text in documents.items() if book in key]
         data = "\n\n\n".join(texts).translate(STRAIGHT).encode()
         out = PACKAGE / f"{name}.txt.gz"

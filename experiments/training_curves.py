@@ -1,4 +1,4 @@
-"""How a run goes: language loss, sparsity and α over its steps, for several γ.
+"""The course of training: language loss, sparsity and α over its steps, for several γ.
 
     python -m experiments.training_curves     writes docs/results/training_curves.json and a figure
 
@@ -37,11 +37,11 @@ def draw(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         number = 0 if row["gamma"] is None else 1 + GAMMAS.index(row["gamma"])
         name = "dense" if row["gamma"] is None else f"γ = {row['gamma']}"
-        look: dict[str, Any] = {"color": COLOURS[number], "linewidth": 1.2}
-        look |= {"label": name} if row["seed"] == 0 else {"linestyle": (0, (3, 2))}
-        axes[0].plot(row["step"], row["loss_language"], **look)
+        style: dict[str, Any] = {"color": COLOURS[number], "linewidth": 1.2}
+        style |= {"label": name} if row["seed"] == 0 else {"linestyle": (0, (3, 2))}
+        axes[0].plot(row["step"], row["loss_language"], **style)
         if row["gamma"] is not None:
-            axes[1].plot(row["step"], [100 * share for share in row["sparsity_soft"]], **look)
+            axes[1].plot(row["step"], [100 * share for share in row["sparsity_soft"]], **style)
             if row is rows[1]:
                 axes[2].plot(row["step"], row["alpha"], color=COLOURS[0])
     for axis in axes:

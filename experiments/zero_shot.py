@@ -3,7 +3,7 @@
     python -m experiments.zero_shot --files FOLDER   writes docs/results/zero_shot.json and a figure
 
 The paper's Fig. zero_shot, with the models of tiny_curve.py. A model of 5.9 million parameters
-hardly does better than chance; what can be seen is whether forgetting costs it what little it has.
+is hardly better than chance; the question is whether forgetting costs it what little it has.
 # full scale: kvprune eval zeroshot runs/gpt2-small --out runs/gpt2-small/zeroshot
 """
 
@@ -39,12 +39,12 @@ def main() -> None:
     points = Points(args.runs / "zero_shot.json", {**runs.about, "limit": args.limit})
     for seed in range(args.seeds):
         for name, method, settings in SETTINGS:
-            place = runs.place(method, seed, **settings)
+            folder = runs.run_folder(method, seed, **settings)
             key = {"method": name, **settings, "seed": seed}
 
-            def measure(place: Path = place) -> list[dict[str, Any]]:
-                found = run(str(place), files=args.files, limit=args.limit, batch=16)
-                return [scored.to_dict() for scored in found.rows]
+            def measure(folder: Path = folder) -> list[dict[str, Any]]:
+                result = run(str(folder), files=args.files, limit=args.limit, batch=16)
+                return [scored.to_dict() for scored in result.rows]
 
             mean = points.measure(key, measure)[-1]
             print(key, f"{mean['accuracy']:.4f} at {mean['sparsity']:.1%}", flush=True)
@@ -58,9 +58,9 @@ def draw(rows: list[dict[str, Any]]) -> None:
     chance = {**CHANCE, "mean": statistics.mean(CHANCE.values())}
     figure, axes = panels([f"{task} (chance {chance[task]:.0%})" for task in tasks])
     for axis, task in zip(axes, tasks, strict=True):
-        found = [row for row in rows if row["task"] == task]
+        of_task = [row for row in rows if row["task"] == task]
         for number, method in enumerate(("dense", "pruning", "local", "strided")):
-            own = [row for row in found if row["method"] == method]
+            own = [row for row in of_task if row["method"] == method]
             settings = dict.fromkeys(row.get("gamma") for row in own)
             groups = [[row for row in own if row.get("gamma") == g] for g in settings]
             x = [100 * statistics.mean(row["sparsity"] for row in group) for group in groups]

@@ -2,8 +2,8 @@
 
     python -m experiments.smollm2.average RUN RUN... --out OUT
 
-Of runs that go on from one another: each has the noise of its last few rows, and their mean less of
-it. It prunes about as much as they do in the mean.
+Each run has the noise of its last few rows; the mean of runs that continue one another has less. It
+prunes about as much as they do on average.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ def average(runs: Sequence[Path], out: Path) -> None:
     """Write the mean of all runs' weights; settings are those of the last."""
     last = runs[-1]
     names = sorted(file.name for file in last.glob("*.safetensors"))
-    made = {name: _mean([run / name for run in runs]) for name in names}
-    if not made:
+    means = {name: _mean([run / name for run in runs]) for name in names}
+    if not means:
         raise PruneError(f"{last} holds no adapter; pass folders that kvprune train wrote")
     out.mkdir(parents=True, exist_ok=True)
-    for name, data in made.items():
+    for name, data in means.items():
         write_atomically(out / name, data)
     for name in ("adapter_config.json", "recipe.yaml"):
         if (last / name).exists():
@@ -47,7 +47,7 @@ def average(runs: Sequence[Path], out: Path) -> None:
 
 def _mean(files: Sequence[Path]) -> bytes:
     if missing := [file for file in files if not file.is_file()]:
-        raise PruneError(f"{missing[0]} is not there; the runs must be of one kind")
+        raise PruneError(f"{missing[0]} does not exist; the runs must be of one kind")
     weights = [load_file(file) for file in files]
     shapes = [{name: tensor.shape for name, tensor in part.items()} for part in weights]
     if odd := [file for file, shape in zip(files, shapes, strict=True) if shape != shapes[0]]:

@@ -1,4 +1,4 @@
-"""The card of a packed adapter: what it is, what it costs, what it was taught on, where it ends."""
+"""The card of a packed adapter: use, measurements, training data, limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAMES = {"wikitext": "WikiText-2, test", "book": "a book (Babbitt)", "news": "ne
 def card(name: str, about: About, tokens: int, rows: list[Row], settings: dict[str, Any]) -> str:
     """Markdown with the hub's front matter; `rows` as quality.py publishes them.
 
-    `tokens` of each text are what `about` was measured on.
+    `about` was measured on `tokens` of each text.
     """
     base = BASES[about.base]
     matter = {

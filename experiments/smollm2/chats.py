@@ -1,8 +1,8 @@
 """Documents as conversations: a question in one of several wordings, the document as the answer.
 
-The loss is the KL to the dense model, so an answer need not be what the model would say: what it
-makes of each token, in the middle of a chat, is the target. What matters is the shape: turns,
-questions that look back, a change of subject, a passage that is asked about at its end.
+The loss is the KL to the dense model, so an answer need not be what the model would write: its
+prediction at each token, in the middle of a chat, is the target. What matters is the shape: turns,
+questions that look back, a change of subject, a question after a long passage.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from random import Random
 
-Turn = tuple[str, str]  # what the user says, what the assistant answers
+Turn = tuple[str, str]  # user, assistant
 
 TELL = (
     "Tell me about {0}.", "What do you know about {0}?", "Can you explain {0} to me?",
@@ -51,23 +51,23 @@ def paragraphs(text: str) -> list[str]:
     return [part.strip() for part in text.split("\n\n") if part.strip()]
 
 
-def taken(parts: list[str], letters: int) -> tuple[str, list[str]]:
-    """As many first paragraphs as make up so many letters, and what is left of them."""
+def taken(parts: list[str], characters: int) -> tuple[str, list[str]]:
+    """The first paragraphs, until they have that many characters, and the rest."""
     size = count = 0
-    while count < len(parts) and (size < letters or not count):
+    while count < len(parts) and (size < characters or not count):
         size += len(parts[count])
         count += 1
     return "\n\n".join(parts[:count]), parts[count:]
 
 
-def about(text: str, random: Random, letters: int) -> list[Turn]:
-    """An article, asked for bit by bit; a heading becomes a question."""
+def about(text: str, random: Random, characters: int) -> list[Turn]:
+    """An article, one section per question; a heading becomes a question."""
     title, parts = title_of(text), paragraphs(text)
     if title is None or len(parts) < 2:
         return []
     answer, left = taken(parts[1:], random.randint(600, 2000))
     turns, size = [(random.choice(TELL).format(title), answer)], len(answer)
-    while left and size < letters:
+    while left and size < characters:
         heading = title_of(left[0]) if len(left) > 1 and len(left[0]) < 60 else None
         if heading:
             question, left = random.choice(SECTION).format(heading), left[1:]
@@ -79,45 +79,45 @@ def about(text: str, random: Random, letters: int) -> list[Turn]:
     return turns
 
 
-def story(text: str, random: Random, letters: int) -> list[Turn]:
-    """A stretch of a book: its beginning is the user's."""
+def story(text: str, random: Random, characters: int) -> list[Turn]:
+    """A passage of a book; the user gives its beginning."""
     begin, left = taken(paragraphs(text), random.randint(300, 1500))
     turns: list[Turn] = []
     size, question = len(begin), random.choice(STORY).format(begin)
-    while left and size < letters:
+    while left and size < characters:
         answer, left = taken(left, random.randint(800, 3000))
         turns.append((question, answer))
         size, question = size + len(answer), random.choice(NEXT)
     return turns
 
 
-def summary(text: str, random: Random, letters: int) -> list[Turn]:
-    """The body is given, the lead paragraph is the answer; then the title is asked for."""
+def summary(text: str, random: Random, characters: int) -> list[Turn]:
+    """The user gives the body; the answers are the lead paragraph and the title."""
     title, parts = title_of(text), paragraphs(text)
     if title is None or len(parts) < 4 or len(parts[1]) < 80:
         return []
-    body, _ = taken(parts[2:], letters)
+    body, _ = taken(parts[2:], characters)
     return [(random.choice(SUMMARY).format(body), parts[1]), (random.choice(TITLE), title)]
 
 
-def quote(text: str, random: Random, letters: int) -> list[Turn]:
-    """A passage, and a question at its end that only looking back can answer."""
-    passage, _ = taken(paragraphs(text)[1:], letters)
-    said = re.findall(r"[A-Z][^.!?\n]{40,250}[.!?](?=\s)", passage)
+def quote(text: str, random: Random, characters: int) -> list[Turn]:
+    """A passage, then a question that only looking back can answer."""
+    passage, _ = taken(paragraphs(text)[1:], characters)
+    sentences = re.findall(r"[A-Z][^.!?\n]{40,250}[.!?](?=\s)", passage)
     names: dict[str, list[str]] = {}
-    for sentence in said:
+    for sentence in sentences:
         for name in set(re.findall(r"(?<=[a-z,] )[A-Z][a-z]{3,}(?: [A-Z][a-z]+)*", sentence)):
             names.setdefault(name, []).append(sentence)
-    once = sorted(name for name, found in names.items() if passage.count(name) == 1 and found)
+    once = sorted(name for name in names if passage.count(name) == 1)
     if len(once) < 2:
         return []
     first, second = random.sample(once, 2)
     turns = [(random.choice(QUOTE).format(passage, first), names[first][0])]
     turns.append((f"And the one about {second}?", names[second][0]))
-    return [*turns, (random.choice(FIRST), said[0])]
+    return [*turns, (random.choice(FIRST), sentences[0])]
 
 
-# what suits a kind of text, and how often
+# the forms of each kind of text, repeated by how often they are chosen
 FORMS: dict[str, tuple[Callable[[str, Random, int], list[Turn]], ...]] = {
     "books": (story, story, quote),
     "encyclopedic": (about, about, summary, quote),
@@ -126,27 +126,27 @@ FORMS: dict[str, tuple[Callable[[str, Random, int], list[Turn]], ...]] = {
 
 
 def conversations(
-    documents: Iterator[tuple[str, str, str]], letters: int
+    documents: Iterator[tuple[str, str, str]], characters: int
 ) -> Iterator[tuple[str, list[Turn]]]:
-    """Of documents (kind, id, text): id and turns; short ones are joined, a change of subject."""
+    """From documents (kind, id, text): id and turns; short ones are joined."""
     open_turns: list[Turn] = []
     open_name = ""
     for kind, name, text in documents:
-        random = Random(name)  # of the name alone: the same whatever came before
-        turns = random.choice(FORMS[kind])(text, random, letters)
+        random = Random(name)  # seeded by the name: independent of other documents
+        turns = random.choice(FORMS[kind])(text, random, characters)
         if not turns:
             continue
         open_name, open_turns = open_name or name, [*open_turns, *turns]
-        if sum(len(question) + len(answer) for question, answer in open_turns) >= letters:
+        if sum(len(question) + len(answer) for question, answer in open_turns) >= characters:
             yield open_name, open_turns
             open_name, open_turns = "", []
 
 
 def messages(turns: list[Turn]) -> list[dict[str, str]]:
-    """As a chat template wants them."""
+    """As a chat template expects them."""
     roles = ("user", "assistant")
     return [
-        {"role": role, "content": said}
+        {"role": role, "content": content}
         for turn in turns
-        for role, said in zip(roles, turn, strict=True)
+        for role, content in zip(roles, turn, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""What the measurements of SmolLM2 share: options, adapters, policies of equal size, tables."""
+"""Shared by the measurements of SmolLM2: options, adapters, policies of equal size, tables."""
 
 from __future__ import annotations
 
@@ -68,32 +68,32 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("model", help="smollm2-135m, a folder, or a name on the hub")
     parser.add_argument("adapters", nargs="*", type=Path, help="folders of kvprune train")
     parser.add_argument("--runs", type=Path, default=Path("runs/smollm2"), help="finished points")
-    parser.add_argument("--docs", type=Path, default=DOCS, help="results and figures go there")
+    parser.add_argument("--docs", type=Path, default=DOCS, help="folder of results and figures")
     return parser
 
 
 def subject(args: argparse.Namespace) -> Subject:
     quiet()
     keep_memory()
-    found = [Adapter(folder.name, folder, digest(folder)) for folder in args.adapters]
-    names = [adapter.name for adapter in found]
+    adapters = [Adapter(folder.name, folder, digest(folder)) for folder in args.adapters]
+    names = [adapter.name for adapter in adapters]
     if twice := {name for name in names if names.count(name) > 1}:
         raise PruneError(f"two adapters are called {twice.pop()}; rename one of the folders")
-    return Subject(load_base(args.model, "float32"), load_tokenizer(args.model), found)
+    return Subject(load_base(args.model, "float32"), load_tokenizer(args.model), adapters)
 
 
 def digest(folder: Path) -> str:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise PruneError(f"{folder} holds no adapter; pass the folder that kvprune train wrote")
-    made = hashlib.sha256()
+    hashed = hashlib.sha256()
     for file in files:
-        made.update(file.read_bytes())
-    return made.hexdigest()[:12]
+        hashed.update(file.read_bytes())
+    return hashed.hexdigest()[:12]
 
 
 def points(args: argparse.Namespace, name: str, **about: Any) -> Points:
-    """What is finished already; stored one by one."""
+    """Finished points, each stored as soon as it is measured."""
     known = {"version": __version__, "model": str(args.model)}
     return Points(args.runs / f"{name}.json", {**known, **about})
 
@@ -106,17 +106,17 @@ def compared(
     measure: Callable[[Pruned], list[Row]],
     held: Callable[[list[Row]], float],
 ) -> Iterator[list[Row]]:
-    """Dense, then each strength of ours and the policies of its size: rows of one after another.
+    """Rows of dense, then of each strength of ours and the policies of its size.
 
-    `held`: how many tokens a layer of ours holds, by its rows; the policies get as many. The
+    `held`: from the rows of ours, how many tokens a layer holds; the policies hold as many. The
     `strength` of a policy is that of the adapter whose size it has.
     """
-    sides: list[tuple[str, Adapter | None]] = [(DENSE, None)] if DENSE in methods else []
+    runs: list[tuple[str, Adapter | None]] = [(DENSE, None)] if DENSE in methods else []
     for adapter in subject.adapters:
-        # ours first: the policies are as large
-        sides += [(method, adapter) for method in METHODS[1:] if method in (OURS, *methods)]
+        # ours first: it sets the budget of the policies
+        runs += [(method, adapter) for method in METHODS[1:] if method in (OURS, *methods)]
     budget = 0
-    for method, adapter in sides:
+    for method, adapter in runs:
         setting: Row = {"method": method, "strength": adapter and adapter.name, **where}
         setting |= {"adapter": adapter.digest} if adapter else {}
         setting |= {"budget": budget} if method in POLICIES else {}
@@ -138,7 +138,7 @@ def _with(
 
 
 def chosen_at(args: argparse.Namespace, context: int) -> list[str]:
-    """--methods at this context: the policies where --policies-at wants them, all by default."""
+    """--methods at this context: policies only if --policies-at lists it, by default at all."""
     with_policies = numbers(args.policies_at or args.contexts, int, "--policies-at")
     methods = chosen(args.methods)
     return [name for name in methods if name not in POLICIES or context in with_policies]
@@ -158,6 +158,6 @@ def named(row: Row) -> str:
 
 
 def table(columns: list[str], rows: list[list[str]]) -> None:
-    """Markdown, as docs/results.md wants it."""
+    """Markdown, for docs/results.md."""
     for row in (columns, ["---"] * len(columns), *rows):
         print("| " + " | ".join(row) + " |")

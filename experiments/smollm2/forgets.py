@@ -2,9 +2,9 @@
 
     python -m experiments.smollm2.forgets MODEL ADAPTER --news NEWS.txt --book BOOK.txt
 
-The pages (docs/pages) open from the disk. The counts are those of forgetting.py one folder
-up, over texts that the model was not trained on: docs/results/smollm2_forgetting.json and figures,
-with a verdict on each of the paper's findings.
+The pages (docs/pages) need no server. The counts are those of experiments/forgetting.py, over texts
+that the model was not trained on: docs/results/smollm2_forgetting.json and figures, with a verdict
+on each of the paper's findings.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=1024)
     args = parser.parse_args()
     if len(args.adapters) != 1:
-        raise PruneError(f"{len(args.adapters)} adapters were given; pages are of one")
+        raise PruneError(f"{len(args.adapters)} adapters were given; pass one")
     quiet()
     loaded = load_with_tokenizer(str(args.model), str(args.adapters[0]))
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    for name, made in pages(args, pruned, tokenizer).items():
-        file = made.to_html(args.docs / "pages" / f"smollm2_{name}.html", f"SmolLM2: {name}")
-        made.save(args.runs / "pages" / f"{name}.npz")
-        gone = float(made.sparsity[:, -1].mean())
-        print(f"wrote {file}: {len(made.tokens)} tokens, {gone:.0%} gone at the end", flush=True)
+    for name, trace in pages(args, pruned, tokenizer).items():
+        file = trace.to_html(args.docs / "pages" / f"smollm2_{name}.html", f"SmolLM2: {name}")
+        trace.save(args.runs / "pages" / f"{name}.npz")
+        gone = float(trace.sparsity[:, -1].mean())
+        print(f"wrote {file}: {len(trace.tokens)} tokens, {gone:.0%} gone at the end", flush=True)
     sources = [str(args.news), str(args.book)]
-    found = study_corpus(pruned, tokenizer, sources, args.length, args.rows)
-    print(found.save(args.docs / "results" / "smollm2_forgetting.json"))
-    for drawn in figures.save(found, args.docs / "figures", "smollm2_forgetting"):
+    study = study_corpus(pruned, tokenizer, sources, args.length, args.rows)
+    print(study.save(args.docs / "results" / "smollm2_forgetting.json"))
+    for drawn in figures.save(study, args.docs / "figures", "smollm2_forgetting"):
         print(drawn)
-    print("\n".join(verdicts(found)))
+    print("\n".join(verdicts(study)))
 
 
 def pages(args: argparse.Namespace, pruned: Pruned, tokenizer: Any) -> dict[str, Trace]:
@@ -71,21 +71,21 @@ def pages(args: argparse.Namespace, pruned: Pruned, tokenizer: Any) -> dict[str,
 
 
 def chat(pruned: Pruned, tokenizer: Any, questions: tuple[str, ...], write: int) -> Trace:
-    """The trace of a whole conversation, answers by the model itself, greedy.
+    """The trace of a conversation with the model's own greedy answers.
 
-    Each turn is read anew, which drops what a cache kept from turn to turn would have dropped:
-    decisions do not depend on how a text is cut.
+    Each turn reads the conversation from the start, which drops the same tokens as a cache kept
+    between turns: decisions do not depend on how a text is cut.
     """
-    said: list[dict[str, str]] = []
+    messages: list[dict[str, str]] = []
     for question in questions:
-        said.append({"role": "user", "content": question})
-        text = tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+        messages.append({"role": "user", "content": question})
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         torch.manual_seed(0)
-        made = trace_prompt(pruned, tokenizer, text, write, do_sample=False)
-        answer = tokenizer.decode(made.ids[made.prompt :], skip_special_tokens=True)
-        said.append({"role": "assistant", "content": answer.strip()})
+        trace = trace_prompt(pruned, tokenizer, text, write, do_sample=False)
+        answer = tokenizer.decode(trace.ids[trace.prompt :], skip_special_tokens=True)
+        messages.append({"role": "assistant", "content": answer.strip()})
         print(f"> {question}\n{answer.strip()}", flush=True)
-    return made
+    return trace
 
 
 if __name__ == "__main__":

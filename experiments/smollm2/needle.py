@@ -2,11 +2,11 @@
 
     python -m experiments.smollm2.needle MODEL ADAPTER... --text held_out_book.txt
 
-The fact ("The secret number of the city of Lyon is 4817.") stands at one of several depths of a
-filler text; the user asks for it, in the model's chat template, and the answer's first words are
-given. Two scores of each prompt: `found`, whether the greedy answer holds the number, and `better`,
-the share of wrong numbers that the model finds less likely than the right one (chance: 0.5), which
-says something even where no answer is right. Policies hold as many tokens as ours does after
+The fact ("The secret number of the city of Lyon is 4817.") is at one of several depths of a filler
+text; the user asks for it, in the model's chat template, and the answer's first words are given.
+Two scores per prompt: `found`, whether the greedy answer contains the number, and `better`, the
+share of wrong numbers that the model finds less likely than the right one (chance: 0.5), which is
+informative even if no answer is right. Policies hold as many tokens as ours does after
 reading prompts of that length, mean over layers and prompts.
 It resumes where it stopped; rows in docs/results/smollm2_needle.json.
 """
@@ -40,14 +40,14 @@ FACT = "The secret number of the city of {city} is {number}."
 QUESTION = "What is the secret number of the city of {city}?"
 ANSWER = "The secret number of the city of {city} is"
 TASK = "Somewhere in this text a secret number is hidden. Remember it.\n\n{text}\n\n{question}"
-WRONG, MOST = 15, 8  # numbers to choose from beside the right one; tokens of a greedy answer
+WRONG, MOST = 15, 8  # wrong numbers to choose from; tokens of a greedy answer
 AT_ONCE = 5  # prompts
 ROW = ("method", "strength", "context", "depth", "seed", "found", "better", "log_p", "kept", "seen")
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """What is read, the right answer and wrong ones, as tokens."""
+    """A prompt, the right answer and wrong ones, as tokens."""
 
     ids: list[int]
     number: str
@@ -80,14 +80,14 @@ def run(args: argparse.Namespace) -> list[Row]:
     filler = subject.tokenizer(read_text(args.text)[:2_000_000], verbose=False).input_ids
     rows: list[Row] = []
     for context in sorted(numbers(args.contexts, int, "--contexts")):
-        here = common.chosen_at(args, context)
+        methods = common.chosen_at(args, context)
         prompts = list(all_prompts(subject.tokenizer, filler, context, depths, args.seeds))
         measure = partial(ask_all, tokenizer=subject.tokenizer, prompts=prompts)
         # another filler, another measurement
         where = {"context": context, "prompts": digest(prompts)}
-        for found in common.compared(subject, here, points, where, measure, held):
-            print(line(found), flush=True)
-            rows += found
+        for measured in common.compared(subject, methods, points, where, measure, held):
+            print(line(measured), flush=True)
+            rows += measured
     return rows
 
 
@@ -110,25 +110,27 @@ def make_prompt(tokenizer: Any, filler: list[int], context: int, depth: float, s
     values = random.sample(range(1000, 10_000), 1 + WRONG)
     named = {"city": city, "number": values[0]}
     question = QUESTION.format(**named)
-    frame = laid_out(tokenizer, TASK.format(text="\0", question=question))
+    frame = chat_prompt(tokenizer, TASK.format(text="\0", question=question))
     before, after = frame.split("\0")
     fact = encoded(tokenizer, " " + FACT.format(**named))
     opening = encoded(tokenizer, before)
     closing = encoded(tokenizer, after + ANSWER.format(**named))
     room = context - len(opening) - len(closing) - len(fact)
     if room < 16:
-        raise PruneError(f"a context of {context} tokens leaves {room} for the text; ask for more")
+        raise PruneError(
+            f"a context of {context} tokens leaves {room} for the text; use a longer one"
+        )
     start = random.randrange(len(filler) - room)
-    place = round(depth * room)
+    position = round(depth * room)
     hay = filler[start : start + room]
     choices = [encoded(tokenizer, f" {value}") for value in values]
-    ids = [*opening, *hay[:place], *fact, *hay[place:], *closing]
+    ids = [*opening, *hay[:position], *fact, *hay[position:], *closing]
     return Prompt(ids, str(values[0]), choices, depth, seed)
 
 
-def laid_out(tokenizer: Any, said: str) -> str:
+def chat_prompt(tokenizer: Any, message: str) -> str:
     text: str = tokenizer.apply_chat_template(
-        [{"role": "user", "content": said}], tokenize=False, add_generation_prompt=True
+        [{"role": "user", "content": message}], tokenize=False, add_generation_prompt=True
     )
     return text
 
@@ -149,7 +151,7 @@ def held(rows: list[Row]) -> float:
 
 
 def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
-    """Read prompts of one length; then what it says by itself, and how likely each choice is."""
+    """Read prompts of one length; then decode greedily, and score each choice."""
     cache = PrunedCache(pruned)
     ids = torch.tensor([prompt.ids for prompt in prompts])
     first = step(pruned, cache, ids, keep=1)[:, -1]  # (B, V)
@@ -159,11 +161,11 @@ def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
         own = copy.deepcopy(cache)
         own.batch_select_indices(torch.tensor([row]))
         likely.append(likelihoods(pruned, own, first[row : row + 1], prompt.choices))
-    said, token = [], first.argmax(-1)
+    written, token = [], first.argmax(-1)
     for _ in range(MOST):
-        said.append(token)
+        written.append(token)
         token = step(pruned, cache, token[:, None])[:, -1].argmax(-1)
-    answers = tokenizer.batch_decode(torch.stack(said, 1))
+    answers = tokenizer.batch_decode(torch.stack(written, 1))
     return [
         {
             "depth": prompt.depth, "seed": prompt.seed, "kept": float(tokens), "seen": seen,
@@ -180,7 +182,7 @@ def likelihoods(
 ) -> Tensor:
     """The log-probability of each choice after what the cache has read: (choices,)."""
     length = max(map(len, choices))
-    # a shorter one is filled up behind: its own tokens do not see that
+    # shorter ones are padded on the right, which their tokens do not see
     ids = torch.tensor([[*choice, *choice[:1] * (length - len(choice))] for choice in choices])
     real = torch.tensor([[1.0] * len(c) + [0.0] * (length - len(c)) for c in choices])
     cache.batch_repeat_interleave(len(choices))
@@ -213,7 +215,7 @@ def line(rows: list[Row]) -> str:
 
 
 def summary(rows: list[Row]) -> list[Row]:
-    """A row for each method, strength, context and depth: means over prompts."""
+    """One row per method, strength, context and depth: means over prompts."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         key = tuple(row[name] for name in ("method", "strength", "context", "depth"))
@@ -249,12 +251,12 @@ def show(means: list[Row]) -> None:
 
 def draw(means: list[Row], docs: Path) -> None:
     """One panel per strength: numbers found by context."""
-    found = over_depths(means)
-    strengths = list(dict.fromkeys(key[1] for key in found if key[1])) or [None]
+    overall = over_depths(means)
+    strengths = list(dict.fromkeys(key[1] for key in overall if key[1])) or [None]
     figure, axes = drawing.panels([str(strength or "dense") for strength in strengths])
     for axis, strength in zip(axes, strengths, strict=True):
         for number, method in enumerate(METHODS):
-            own = {key[2]: row for key, row in found.items()
+            own = {key[2]: row for key, row in overall.items()
                    if key[:2] == (method, None if method == DENSE else strength)}  # fmt: skip
             if own:
                 y = [100 * own[context]["found"] for context in sorted(own)]

@@ -34,8 +34,8 @@ from kvprune.utils.parse import numbers
 
 TEXTS = ("wikitext", "book", "news")
 COLUMNS = ("method", "strength", "text", "context", "sparsity", "perplexity", "kl", "match")
-# tokens that are read at once; half of them have logits in memory, 49,152 numbers each, beside the
-# dense model's. TOVA and H2O take their steps for all rows together: few large batches are quick
+# tokens that are read at once; half of them have logits in memory, 49,152 numbers each, and the
+# dense model's as well. TOVA and H2O step all rows together, so few large batches are fast
 AT_ONCE = 8192
 FAR = 1.5  # of dense: off the figure
 
@@ -45,13 +45,13 @@ def main() -> None:
     for name in TEXTS:
         parser.add_argument(f"--{name}", type=Path, help="a text file, .txt or .txt.gz")
     parser.add_argument("--contexts", default="256,512,1024,2048")
-    parser.add_argument("--tokens", type=int, default=8192, help="that count, of each text")
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens per text that count")
     parser.add_argument(
         "--longest", type=int, help="predict the tokens of a run with this largest context"
     )
     parser.add_argument("--methods", default=",".join(METHODS))
     parser.add_argument("--policies-at", help="contexts of the policies; all by default")
-    parser.add_argument("--name", default="smollm2", help="of the rows and the figure")
+    parser.add_argument("--name", default="smollm2", help="name of the rows and the figure")
     args = parser.parse_args()
     rows, about = run(args)
     kept = [{name: row[name] for name in COLUMNS} for row in rows]
@@ -67,15 +67,15 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
     subject = common.subject(args)
     points = common.points(args, "quality", tokens=args.tokens)
     rows: list[Row] = []
-    # context by context, the short ones first: something is there to be seen soon
+    # short contexts first: early results
     for context in contexts:
-        here = common.chosen_at(args, context)
+        methods = common.chosen_at(args, context)
         for text in (name for name in TEXTS if getattr(args, name)):
             ids = tokens(subject, getattr(args, text), longest // 2 + args.tokens + 1)
             windows = halves(ids, context, longest, args.tokens)
             where = {"text": text, "context": context, "windows": windows.digest()}
             measure = partial(measured, windows=windows, dense_logits={})
-            for (row,) in common.compared(subject, here, points, where, measure, held):
+            for (row,) in common.compared(subject, methods, points, where, measure, held):
                 print(line(row), flush=True)
                 rows.append(row)
     about = {"model": str(args.model), "tokens": args.tokens, "contexts": contexts}
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> tuple[list[Row], Row]:
 
 
 def tokens(subject: Subject, file: Path, count: int) -> torch.Tensor:
-    # a book is long: a token has at least one letter, and some four
+    # a book is long; a token has about four characters
     text = read_text(file)[: 12 * count]
     ids = torch.tensor(subject.tokenizer(text, verbose=False).input_ids[:count])
     if len(ids) < count:
@@ -94,7 +94,7 @@ def tokens(subject: Subject, file: Path, count: int) -> torch.Tensor:
 def halves(ids: torch.Tensor, context: int, longest: int, count: int) -> Windows:
     """Windows of `context` tokens, the second half of each to be predicted.
 
-    They start so late that the same `count` tokens are predicted whatever the context.
+    They start such that the same `count` tokens are predicted at every context.
     """
     half = context // 2
     if context % 2 or count % (longest // 2):
@@ -107,7 +107,7 @@ def halves(ids: torch.Tensor, context: int, longest: int, count: int) -> Windows
 
 
 def held(rows: list[Row]) -> float:
-    """Tokens in a layer of ours after the last of a window, that one among them."""
+    """Tokens in a layer of ours after the last of a window, including that one."""
     return 1 + (1 - rows[0]["sparsity"]) * (rows[0]["context"] - 1)
 
 
@@ -159,11 +159,11 @@ def draw(rows: list[Row], contexts: list[int], name: str, docs: Path) -> None:
     """One panel per text and context: perplexity / dense against the share that is pruned."""
     dense = by_dense(rows)
     shown = [n for n in contexts if n >= 1024] or [max(contexts)]
-    places = [key for n in shown for key in dense if key[1] == n]
-    if not places:
+    keys = [key for n in shown for key in dense if key[1] == n]
+    if not keys:
         return
-    figure, axes = drawing.panels([f"{text}, context {n:,}" for text, n in places])
-    for axis, key in zip(axes, places, strict=True):
+    figure, axes = drawing.panels([f"{text}, context {n:,}" for text, n in keys])
+    for axis, key in zip(axes, keys, strict=True):
         drawing.level(axis, 1.0)
         for number, method in enumerate(METHODS[1:], 1):
             own = [r for r in rows if r["method"] == method and (r["text"], r["context"]) == key]
@@ -178,7 +178,7 @@ def draw(rows: list[Row], contexts: list[int], name: str, docs: Path) -> None:
 
 
 def cut_off(axis: Any, rows: list[Row], dense: float) -> None:
-    """Leave out of sight what is far above the rest, and say so: local attention, as a rule."""
+    """Cut off methods far above the rest, usually local attention, and note their range."""
     ratios: dict[str, list[float]] = {}
     for row in rows:
         ratios.setdefault(row["method"], []).append(row["perplexity"] / dense)
@@ -186,8 +186,8 @@ def cut_off(axis: Any, rows: list[Row], dense: float) -> None:
     near = max(value for name, values in ratios.items() if name not in far for value in values)
     if far and near < FAR:
         axis.set_ylim(1 - 0.2 * (near - 1), 1 + 1.2 * (near - 1))
-        said = [f"{name}: {min(v):.1f} to {max(v):.1f}" for name, v in far.items()]
-        axis.text(0.98, 0.03, ", ".join(said) + ", above", transform=axis.transAxes, ha="right",
+        labels = [f"{name}: {min(v):.1f} to {max(v):.1f}" for name, v in far.items()]
+        axis.text(0.98, 0.03, ", ".join(labels) + ", above", transform=axis.transAxes, ha="right",
                   color=drawing.MUTED, fontsize=8.5)  # fmt: skip
 
 

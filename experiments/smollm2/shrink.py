@@ -2,8 +2,8 @@
 
     python -m experiments.smollm2.shrink ADAPTER OUT
 
-They were trained in float32, and are again float32 once they are loaded. β stays as it is: it
-is one number per layer, and all of its votes hang on it.
+They were trained in float32, and are float32 again when loaded. β stays float32: it is one number
+per layer, and all of its votes depend on it.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python -m experiments.smollm2.size MODEL
 
-Nothing is trained: adapters of random weights are saved and their files measured.
+Nothing is trained: adapters with random weights are saved and their files measured.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ def main() -> None:
 
 def sizes(model: str, rank: int, width: int) -> tuple[int, int]:
     """Trained numbers, and bytes of the files with them in bfloat16."""
-    # a thin vocabulary: the embedding is not in an adapter
+    # a small vocabulary: adapters do not contain the embedding
     config = load_config(model)
     config.get_text_config().vocab_size = 8
-    made = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    lora.add(made, rank, 2.0 * rank)
-    pruned = kvprune.attach(made, kvprune.PruningConfig(rank=width))
+    base = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    lora.add(base, rank, 2.0 * rank)
+    pruned = kvprune.attach(base, kvprune.PruningConfig(rank=width))
     numbers = sum(
-        p.numel() for n, p in made.named_parameters() if ".lora_" in n or ".interaction." in n
+        p.numel() for n, p in base.named_parameters() if ".lora_" in n or ".interaction." in n
     )
     with tempfile.TemporaryDirectory() as folder:
         pruned.save(Path(folder) / "full")

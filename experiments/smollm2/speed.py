@@ -1,14 +1,14 @@
 """Throughput and memory of batched generation at a long context: transformers' caches against ours.
 
     python -m experiments.smollm2.speed MODEL ADAPTER... --text held_out_book.txt
-    kvprune eval throughput ... --memory 4GB        is the same for one adapter and any model
+    kvprune eval throughput ... --memory 4GB        the same for one adapter and any model
 
 All caches of a batch are in memory together and decode in turn (kvprune.evaluate.throughput.run);
 ours has read real text, different in each row. In bfloat16 on a CPU without instructions for it,
 the matrix products outside of attention are computed in float32 for every contestant
 (kvprune.evaluate.throughput.bfloat16).
 Then, by formula (kvprune.evaluate.cost): the largest batch whose weights and cache fit into 4 GB,
-by context; the formula is held against the storages of a real cache.
+by context; the formula is compared with the storages of a real cache.
 It resumes where it stopped; rows in docs/results/smollm2_speed.json.
 """
 
@@ -41,7 +41,7 @@ DTYPES = ("float32", "bfloat16")
 
 def main() -> None:
     parser = common.arguments(__doc__)
-    parser.add_argument("--text", type=Path, required=True, help="to read: .txt or .txt.gz")
+    parser.add_argument("--text", type=Path, required=True, help="text to read: .txt or .txt.gz")
     parser.add_argument("--context", type=int, default=2000)
     parser.add_argument("--batches", default="1,4,16")
     parser.add_argument("--steps", type=int, default=4, help="tokens in a timed call")
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def timed(args: argparse.Namespace) -> Iterator[Row]:
-    """A row for each dtype, strength, batch and side."""
+    """One row per dtype, strength, batch and side."""
     sweep = Sweep(
         contexts=(args.context,), batches=tuple(numbers(args.batches, int, "--batches")),
         sparsities=(), static=True, steps=args.steps, repeats=args.repeats,
@@ -87,7 +87,7 @@ def load(args: argparse.Namespace, adapter: Adapter, dtype: str) -> ModelPair:
 
 
 def checked(args: argparse.Namespace) -> Iterator[Row]:
-    """What fits, by formula; and how far the formula is from one real cache of each strength."""
+    """What fits, by formula; and the formula against one real cache per strength."""
     for adapter in adapters(args):
         models = load(args, adapter, "float32")
         assert models.pruned is not None
@@ -102,13 +102,13 @@ def checked(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def sparsity(models: ModelPair, context: int) -> float:
-    """Of one row of the text after so many tokens."""
+    """Sparsity of one row of the text after `context` tokens."""
     cache = pruned_cache(models, 1, context)
     return 1 - float(cache.kept.float().mean()) / context
 
 
 def pruned_cache(models: ModelPair, batch: int, context: int) -> PrunedCache:
-    """After reading real text."""
+    """A cache that has read real text."""
     cache = realistic(models)[-1].cache(batch, context, 0)
     assert isinstance(cache, PrunedCache)
     return cache

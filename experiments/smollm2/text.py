@@ -7,7 +7,7 @@ encyclopedic. OUT (runs/smollm2/text) gets train.jsonl, which `kvprune train` re
 some news articles that are not in it (held_out_book.txt, held_out_news.txt), and about.json.
 Everything is chosen by hashes of ids: the same corpus gives the same files.
 
-Documents have about 1,100 tokens or more, so that most rows of 1,024 lie within one: long texts are
+Documents have about 1,100 tokens or more, so that most rows of 1,024 are within one: long texts are
 cut, short news are joined. Nothing that shares more than a few runs of 13 words with what is held
 out, or with WikiText-2's test set, is trained on.
 """
@@ -31,10 +31,10 @@ from kvprune.evaluate.text_file import read_text
 from kvprune.utils.files import write_atomically
 
 SHARES = {"books": 0.3, "encyclopedic": 0.3, "news": 0.15, "chat": 0.25}
-# some 4.4 letters a token: 1,100 and 4,100 tokens
+# about 4.4 characters per token: 1,100 and 4,100 tokens
 SHORT, LONG = 4_800, 18_000
 LEAST_TOKENS = 1_100
-BOOK, NEWS = (250_000, 900_000), 300_000  # letters of what is held out
+BOOK, NEWS = (250_000, 900_000), 300_000  # characters of the held-out texts
 GRAM, COMMON = 13, 3
 
 
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def make(corpus: Path, wikitext: Path, tokenizer: Any, tokens: int, out: Path) -> dict[str, Any]:
-    """Write all files into the folder `out`; returns what about.json says."""
+    """Write all files into the folder `out`; returns the content of about.json."""
     documents = sorted(read(corpus), key=lambda document: document.number)
     book = held_out_book(documents)
     news = held_out_news(documents)
@@ -96,7 +96,7 @@ def make(corpus: Path, wikitext: Path, tokenizer: Any, tokens: int, out: Path) -
     files = {**held, "train.jsonl": "\n".join(lines) + "\n", "about.json": json.dumps(about)}
     for name, text in files.items():
         write_atomically(out / name, text.encode())
-        print(f"wrote {out / name}: {len(text):,} letters")
+        print(f"wrote {out / name}: {len(text):,} characters")
     return about
 
 
@@ -114,33 +114,35 @@ def read(corpus: Path) -> Iterator[Document]:
 
 
 def held_out_book(documents: list[Document]) -> Document:
-    """The first by its number of those that are neither short nor endless."""
-    found = [d for d in documents if d.kind == "books" and BOOK[0] < len(d.text) < BOOK[1]]
-    if not found:
-        raise PruneError(f"no book has {BOOK[0]:,} to {BOOK[1]:,} letters; add books to the corpus")
-    return found[0]
+    """The first by number of those of medium length."""
+    books = [d for d in documents if d.kind == "books" and BOOK[0] < len(d.text) < BOOK[1]]
+    if not books:
+        raise PruneError(
+            f"no book has {BOOK[0]:,} to {BOOK[1]:,} characters; add books to the corpus"
+        )
+    return books[0]
 
 
 def held_out_news(documents: list[Document]) -> list[Document]:
-    """Long articles, so that contexts of thousands of tokens are not all of many articles."""
-    found, size = [], 0
+    """Long articles, so that contexts of thousands of tokens span few of them."""
+    articles, size = [], 0
     for document in documents:
         if document.kind == "news" and len(document.text) > SHORT and size < NEWS:
-            found.append(document)
+            articles.append(document)
             size += len(document.text)
-    if not found:
-        raise PruneError(f"no news article has {SHORT:,} letters; add a *wikinews*.jsonl.gz")
-    return found
+    if not articles:
+        raise PruneError(f"no news article has {SHORT:,} characters; add a *wikinews*.jsonl.gz")
+    return articles
 
 
 def pieces(documents: list[Document], kind: str, tokenizer: Any) -> Iterator[Document]:
-    """All that could be trained on of this kind, in an order of its own."""
+    """All training documents of this kind, in a fixed order."""
     if kind == "chat":
         parts = [part for d in documents if d.for_chat for part in cut(d)]
         parts.sort(key=lambda part: part.number)
         for name, turns in conversations(iter(parts), SHORT + 400):
-            laid = tokenizer.apply_chat_template(messages(turns), tokenize=False)
-            yield Document("chat", name, laid)
+            formatted = tokenizer.apply_chat_template(messages(turns), tokenize=False)
+            yield Document("chat", name, formatted)
         return
     own = [document for document in documents if document.kind == kind and not document.for_chat]
     if kind == "news":
@@ -151,9 +153,9 @@ def pieces(documents: list[Document], kind: str, tokenizer: Any) -> Iterator[Doc
 
 
 def cut(document: Document) -> Iterator[Document]:
-    """At paragraphs, into about LONG letters; what is SHORT at the end goes with the piece before.
+    """At paragraphs, into about LONG characters; a rest below SHORT joins the piece before it.
 
-    A document that is short in all stays as it is for a chat; others have no use for it.
+    A short document is used in a chat only.
     """
     if len(document.text) < LONG + SHORT:
         if len(document.text) >= SHORT or document.for_chat:
@@ -172,7 +174,7 @@ def cut(document: Document) -> Iterator[Document]:
 
 
 def joined(documents: list[Document]) -> Iterator[Document]:
-    """Articles one after the other until they are long enough."""
+    """Consecutive articles, joined until they are long enough."""
     held: list[Document] = []
     for document in documents:
         held.append(document)
@@ -183,7 +185,7 @@ def joined(documents: list[Document]) -> Iterator[Document]:
 
 
 def grams(text: str) -> Iterator[str]:
-    """Runs of 13 words, whatever stands between them."""
+    """Runs of 13 words, without punctuation."""
     words = re.findall(r"\w+", text.lower())
     for start in range(len(words) - GRAM + 1):
         yield " ".join(words[start : start + GRAM])

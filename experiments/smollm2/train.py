@@ -1,11 +1,11 @@
-"""Every strength of the pruned SmolLM2, one after another: trained, packed, its curves kept.
+"""Every strength of the pruned SmolLM2, one after another: train, pack, plot the curves.
 
     python -m experiments.smollm2.train [--pack]
 
-Text must be there (text.py). The first goes on from the dense model by the recipe, each other from
-an earlier one with another γ; what is shipped is a mean of some. It resumes where it stopped, also
-in the middle of a run.
---pack puts the adapters into the package, with what quality.py measured of them.
+Run text.py first. The first stage starts from the dense model, by the recipe; each other one from
+an earlier stage, with another γ; what is shipped is the mean of some. It resumes where it stopped,
+also in the middle of a run.
+--pack copies the adapters into the package, with the measurements of quality.py.
 """
 
 from __future__ import annotations
@@ -36,26 +36,25 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "smollm2-135m.yaml"
 
 
 def later(start: str, seed: int, length: int = 1024, **train: Any) -> dict[str, Any]:
-    """A stage that goes on from another, with LoRA at three times the recipe's rate."""
+    """A stage that starts from another, with LoRA at three times the recipe's rate."""
     data = {"seed": seed, "length": length}
     return {"start": start, "data": data, "train": {"base_lr": 1e-3, "seed": seed, **train}}
 
 
-# name: what differs from the recipe, or the mean of others; one that is a number is a
-# strength, in % of 1,024 tokens
+# name: differences from the recipe, or the mean of others; a number is a strength, in % of 1,024
+# tokens
 STAGES: dict[str, dict[str, Any]] = {
     "first": {"train": {"gamma": 0.3}},
     "weak": later("first", 1, gamma=0.1, alpha_start=3.0, steps=120),
     "strong": later("weak", 2, gamma=0.25, alpha_start=3.0, steps=120),
-    # longer rows: what lies far back counts for more
+    # longer rows: tokens far back count for more
     "long": later("strong", 3, length=2048, gamma=0.2, alpha_start=4.0, steps=110, warmup=5),
     "more": later("long", 4, length=2048, gamma=0.25, alpha_start=5.0, steps=45, warmup=3),
     "70": {"mean_of": ("weak", "long")},
     "80": {"mean_of": ("strong", "long", "more")},
 }
 DEFAULT = "70"
-# rows of quality.py: by context, and at 1,024 tokens alone over more text, which is the number that
-# an adapter is known by
+# rows of quality.py: by context, and at 1,024 tokens over more text, which is an adapter's number
 BY_CONTEXT, AT_1024 = "smollm2", "smollm2_1024"
 SAVED = "kvprune.safetensors"
 CURVES = ("loss_kl", "sparsity_soft", "alpha")
@@ -93,9 +92,9 @@ def train(name: str, runs: Path) -> None:
     if "start" in over:
         over["start"] = str(runs / over["start"])
         if not finished(Path(over["start"])):
-            raise PruneError(f"{name} goes on from {over['start']}, which is not trained yet")
+            raise PruneError(f"{name} starts from {over['start']}, which is not trained yet")
     resume = any(folder.glob("checkpoint-*"))
-    print(f"{'going on with' if resume else 'training'} {folder}", flush=True)
+    print(f"{'resuming' if resume else 'training'} {folder}", flush=True)
     run(make_recipe(merge_settings(read_yaml(RECIPE), over)), folder, resume)
 
 
@@ -104,15 +103,15 @@ def finished(folder: Path) -> bool:
 
 
 def curve(name: str, folder: Path) -> list[Row]:
-    """A row for each step that was logged: the KL, the share pruned, α."""
+    """One row per logged step: the KL, the share pruned, α."""
     states = sorted(folder.glob("checkpoint-*/trainer_state.json"), key=lambda f: f.stat().st_mtime)
-    # the mean of runs has none of its own
-    found: list[dict[str, Any]] = (
+    # a mean of runs has no log
+    history: list[dict[str, Any]] = (
         json.loads(states[-1].read_text())["log_history"] if states else []
     )
     return [
         {"strength": name, "step": row["step"], **{key: row[key] for key in CURVES}}
-        for row in found
+        for row in history
         if "loss_kl" in row
     ]
 
@@ -135,21 +134,21 @@ def draw(rows: list[Row], docs: Path) -> None:
 
 
 def packed(name: str, folder: Path, docs: Path) -> str:
-    """Copy an adapter into the package, with what was measured of it."""
+    """Copy an adapter into the package, with its measurements."""
     # both are read before anything is written
     (at, tokens), (rows, _) = measured(AT_1024, docs), measured(BY_CONTEXT, docs)
     own = {r["text"]: r for r in at if (r["method"], r["strength"]) == (OURS, name)}
     dense = {r["text"]: r["perplexity"] for r in at if r["method"] == DENSE}
     if not own:
-        raise PruneError(f"{AT_1024}.json says nothing of {name}; run quality.py with its adapter")
+        raise PruneError(f"{AT_1024}.json has no row of {name}; run quality.py with its adapter")
     sparsity = mean(row["sparsity"] for row in own.values())
     ratio = mean(row["perplexity"] / dense[text] for text, row in own.items())
     default = name == DEFAULT
     about = About(BASE, "wheel", int(name) / 100, round(sparsity, 4), round(ratio, 4), default)
     entry = pack(folder, f"{BASE}-{name}", about)
     settings = yaml.safe_load((folder / "recipe.yaml").read_text())
-    for place in ("start", "model"):
-        settings.pop(place, None)
+    for path in ("start", "model"):
+        settings.pop(path, None)
     settings["data"] = {"length": settings["data"]["length"]}
     if parts := STAGES[name].get("mean_of"):
         settings = {"mean_of": list(parts), **settings}
@@ -159,12 +158,12 @@ def packed(name: str, folder: Path, docs: Path) -> str:
 
 
 def measured(name: str, docs: Path) -> tuple[list[Row], int]:
-    """Rows of quality.py, and of how many tokens of each text."""
+    """Rows of quality.py, and the number of tokens of each text."""
     file = docs / "results" / f"{name}.json"
     if not file.is_file():
-        raise PruneError(f"{file} is not there; run quality.py with --name {name} first")
-    found = json.loads(file.read_text())
-    return found["rows"], found["about"]["tokens"]
+        raise PruneError(f"{file} does not exist; run quality.py with --name {name} first")
+    results = json.loads(file.read_text())
+    return results["rows"], results["about"]["tokens"]
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ from kvprune.train.run import run
 from kvprune.utils.files import write_atomically
 from kvprune.utils.malloc import keep_memory
 
-# what learns beside the interaction weights, and its learning rate (they have their own)
-SIDES: dict[str, tuple[str, float]] = {
+# what learns in addition to the interaction weights, and its learning rate (they have their own)
+VARIANTS: dict[str, tuple[str, float]] = {
     f"{tune}-{rate:g}": (tune, rate)
     for tune, rate in (
         ("interaction", 0.0), ("lora", 3e-4), ("lora", 1e-3), ("all", 3e-5), ("all", 1e-4),
@@ -41,28 +41,28 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=DOCS)
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--length", type=int, default=512, help="tokens of a row, one row per step")
-    parser.add_argument("--only", choices=list(SIDES), help="one of the runs")
+    parser.add_argument("--only", choices=list(VARIANTS), help="one of the runs")
     args = parser.parse_args()
     keep_memory()
-    wanted = [args.only] if args.only else list(SIDES)
+    wanted = [args.only] if args.only else list(VARIANTS)
     for name in wanted:
         train(name, args)
-    rows = [row for name in SIDES if (row := summary(name, args)) is not None]
+    rows = [row for name in VARIANTS if (row := summary(name, args)) is not None]
     about = {"recipe": RECIPE.name, "steps": args.steps, "length": args.length, "last": LAST}
     publish("smollm2_tuning", about, rows, args.docs)
     show(rows)
 
 
-def place(name: str, args: argparse.Namespace) -> Path:
+def run_folder(name: str, args: argparse.Namespace) -> Path:
     folder: Path = args.runs / f"{name}-{args.steps}x{args.length}"
     return folder
 
 
 def train(name: str, args: argparse.Namespace) -> None:
-    folder = place(name, args)
+    folder = run_folder(name, args)
     if (folder / "metrics.json").is_file():
         return
-    tune, rate = SIDES[name]
+    tune, rate = VARIANTS[name]
     over: dict[str, Any] = {
         "model": BASE,
         "data": {"length": args.length},
@@ -72,17 +72,17 @@ def train(name: str, args: argparse.Namespace) -> None:
     if args.steps < LAST:
         raise PruneError(f"--steps is {args.steps}; the mean of the last {LAST} needs that many")
     resume = any(folder.glob("checkpoint-*"))
-    done = run(make_recipe(merge_settings(read_yaml(RECIPE), over)), folder, resume)
-    write_atomically(folder / "metrics.json", json.dumps(done.metrics).encode())
+    result = run(make_recipe(merge_settings(read_yaml(RECIPE), over)), folder, resume)
+    write_atomically(folder / "metrics.json", json.dumps(result.metrics).encode())
 
 
 def summary(name: str, args: argparse.Namespace) -> Row | None:
-    file = place(name, args) / "metrics.json"
+    file = run_folder(name, args) / "metrics.json"
     if not file.is_file():
         return None
     metrics = json.loads(file.read_text())
     last = [row for row in curve(name, file.parent) if row["step"] > args.steps - LAST]
-    tune, rate = SIDES[name]
+    tune, rate = VARIANTS[name]
     return {
         "tune": tune, "rate": rate,
         "kl": mean(row["loss_kl"] for row in last),

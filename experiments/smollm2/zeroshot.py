@@ -2,7 +2,7 @@
 
     python -m experiments.smollm2.zeroshot MODEL ADAPTER... --files DIR
 
-As `kvprune eval zeroshot` for one after another: all of WinoGrande, PIQA and LAMBADA, the first
+Runs `kvprune eval zeroshot` for each: all of WinoGrande, PIQA and LAMBADA, the first
 1,000 of HellaSwag. It resumes where it stopped, task by task; rows in
 docs/results/smollm2_zeroshot.json.
 """
@@ -26,17 +26,19 @@ HELLASWAG = 1000
 
 def main() -> None:
     parser = common.arguments(__doc__)
-    parser.add_argument("--files", type=Path, help="one for each task; from the hub by default")
+    parser.add_argument(
+        "--files", type=Path, help="folder with one file per task; from the hub by default"
+    )
     parser.add_argument("--tasks", default=",".join(HUB))
-    parser.add_argument("--hellaswag", type=int, default=HELLASWAG, help="the first so many")
+    parser.add_argument("--hellaswag", type=int, default=HELLASWAG, help="samples of HellaSwag")
     args = parser.parse_args()
     quiet()
     keep_memory()
-    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # about what is done on purpose
-    sides = [(DENSE, None), *((OURS, folder) for folder in args.adapters)]
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns about what is intended here
+    runs = [(DENSE, None), *((OURS, folder) for folder in args.adapters)]
     rows = [
         {"method": method, "strength": folder and folder.name, **row.to_dict()}
-        for method, folder in sides
+        for method, folder in runs
         for row in measured(args, folder).rows
     ]
     about = {"model": args.model, "hellaswag": args.hellaswag}
@@ -54,26 +56,26 @@ def measured(args: argparse.Namespace, folder: Path | None) -> Measured:
 
 
 def dense(model: str) -> str:
-    """One of our own names alone is that of its default adapter."""
+    """The bare name of one of our bases means its default adapter."""
     return f"{model}{bases.DENSE}" if model in bases.BASES else model
 
 
 def show(rows: list[Row]) -> None:
     tasks = list(dict.fromkeys(row["task"] for row in rows))
-    sides = list(dict.fromkeys((row["method"], row["strength"]) for row in rows))
-    found = {(row["method"], row["strength"], row["task"]): row for row in rows}
+    runs = list(dict.fromkeys((row["method"], row["strength"]) for row in rows))
+    by_run = {(row["method"], row["strength"], row["task"]): row for row in rows}
     table(
         ["", *tasks],
-        [[strength or method, *(cell(found[method, strength, task]) for task in tasks)]
-         for method, strength in sides],
+        [[strength or method, *(cell(by_run[method, strength, task]) for task in tasks)]
+         for method, strength in runs],
     )  # fmt: skip
 
 
 def cell(row: Row) -> str:
-    """Accuracy; in brackets what the task has beside it; how much was pruned."""
+    """Accuracy, the task's second metric in brackets, the share pruned."""
     normed, perplexity = row.get("accuracy_norm"), row.get("perplexity")
-    beside = f" ({normed:.1%})" if normed else f" ({perplexity:.1f})" if perplexity else ""
-    return f"{row['accuracy']:.1%}{beside}, {row['sparsity']:.0%}"
+    second = f" ({normed:.1%})" if normed else f" ({perplexity:.1f})" if perplexity else ""
+    return f"{row['accuracy']:.1%}{second}, {row['sparsity']:.0%}"
 
 
 if __name__ == "__main__":

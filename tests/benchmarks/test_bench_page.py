@@ -1,4 +1,4 @@
-"""The page of ratios, made as `make bench` makes it."""
+"""The page of ratios, written as by `make bench`."""
 
 import json
 import subprocess
@@ -13,7 +13,7 @@ def run(folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run(command, capture_output=True, text=True)
 
 
-def test_each_ratio_stands_beside_its_bar(tmp_path):
+def test_each_ratio_is_next_to_its_bar(tmp_path):
     about = {"machine": {"cpu": "Z80", "cores": 1}, "versions": {"torch": "2"}}
     for size, ratios in (
         ("bench", {"time_1000": 1.234, "time_8192": 0.5, "new": 3.0}),
@@ -22,8 +22,8 @@ def test_each_ratio_stands_beside_its_bar(tmp_path):
         (tmp_path / size).mkdir()
         saved = {"ratios": ratios, "command": "python x", **about}
         (tmp_path / size / "prefill.json").write_text(json.dumps(saved))
-    done = run(tmp_path)
-    assert done.returncode == 0, done.stderr
+    result = run(tmp_path)
+    assert result.returncode == 0, result.stderr
     text = (tmp_path / "README.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines()]
     rows = [row for row in rows if row[0].startswith("| ") and len(row) == 5]
@@ -34,8 +34,8 @@ def test_each_ratio_stands_beside_its_bar(tmp_path):
     assert "make bench: Z80, 1 cores, torch 2." in text
 
 
-def test_no_results_no_page(tmp_path):
-    done = run(tmp_path)
-    assert done.returncode != 0
-    assert "run the benchmarks with --save first" in done.stderr
+def test_without_results_no_page_is_written(tmp_path):
+    result = run(tmp_path)
+    assert result.returncode != 0
+    assert "run the benchmarks with --save first" in result.stderr
     assert not (tmp_path / "README.md").exists()

@@ -1,4 +1,4 @@
-"""The experiments on SmolLM2, at toy size on the package's small model: they run, and add up."""
+"""The experiments on SmolLM2, at toy size on the package's small model."""
 
 import argparse
 import gzip
@@ -45,7 +45,7 @@ TEMPLATE = (
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def root(tmp_path_factory):
     """The small model with a chat template, an adapter with LoRA, and a text."""
     path = tmp_path_factory.mktemp("smollm2")
     shutil.copytree(tiny.FOLDER, path / "model", ignore=shutil.ignore_patterns("*.gz", "*.py"))
@@ -79,13 +79,13 @@ def rows_of(folder: Path, name: str) -> list[dict]:
 
 
 def sentences(words: str, seed: int, count: int) -> str:
-    """A paragraph each, about somebody who is in no other."""
-    made = random.Random(seed)
+    """One paragraph each, about a person of its own."""
+    rng = random.Random(seed)
     lines = []
     for _ in range(count):
-        said = " ".join(made.choices([f"{words}{i}" for i in range(200)], k=made.randint(8, 20)))
-        name = "".join(made.choices("aeiorstmnl", k=8)).capitalize()
-        lines.append(f"It was {said} and then {name} left.")
+        chosen = " ".join(rng.choices([f"{words}{i}" for i in range(200)], k=rng.randint(8, 20)))
+        name = "".join(rng.choices("aeiorstmnl", k=8)).capitalize()
+        lines.append(f"It was {chosen} and then {name} left.")
     return "\n\n".join(lines)
 
 
@@ -95,8 +95,8 @@ def corpus(tmp_path_factory):
 
     def write(name: str, documents: dict[str, str]) -> None:
         with gzip.open(folder / f"{name}.jsonl.gz", "wt") as out:
-            for key, said in documents.items():
-                out.write(json.dumps({"id": f"{name}/{key}", "text": said}) + "\n")
+            for key, content in documents.items():
+                out.write(json.dumps({"id": f"{name}/{key}", "text": content}) + "\n")
 
     secret = sentences("secret", 99, 60)
     (folder / "test.txt").write_text(f"A test article\n\n{secret}")
@@ -111,166 +111,168 @@ def corpus(tmp_path_factory):
     return folder
 
 
-def test_the_text_is_a_mix_without_what_is_held_out(corpus, place, tmp_path, monkeypatch, capsys):
-    # the corpus is small, so everything else is, too
+def test_the_text_is_a_mix_without_held_out_documents(corpus, root, tmp_path, monkeypatch, capsys):
+    # sizes for a small corpus
     for name, value in {"SHORT": 2_000, "LONG": 5_000, "BOOK": (9_000, 90_000), "NEWS": 5_000,
                         "LEAST_TOKENS": 300}.items():  # fmt: skip
         monkeypatch.setattr(text, name, value)
-    args = [place / "model", "--corpus", corpus, "--wikitext", corpus / "test.txt"]
+    args = [root / "model", "--corpus", corpus, "--wikitext", corpus / "test.txt"]
     for out in ("one", "two"):
         run(text, monkeypatch, *args, "--tokens", 200_000, "--out", tmp_path / out)
-    made = (tmp_path / "one" / "train.jsonl").read_text()
-    assert made == (tmp_path / "two" / "train.jsonl").read_text()
-    rows = [json.loads(line) for line in made.splitlines()]
+    train_text = (tmp_path / "one" / "train.jsonl").read_text()
+    assert train_text == (tmp_path / "two" / "train.jsonl").read_text()
+    rows = [json.loads(line) for line in train_text.splitlines()]
     assert {row["kind"] for row in rows} == set(text.SHARES)
     about = json.loads((tmp_path / "one" / "about.json").read_text())
     ids = " ".join(row["id"] for row in rows)
     held = [about["held_out_book"], *about["held_out_news"]]
     assert all(f"{name} " not in f"{ids} " for name in held)
-    assert "secret1" not in made
+    assert "secret1" not in train_text
     assert about["encyclopedic_left_out"] + about["chat_left_out"] >= 1
     for name in ("held_out_book.txt", "held_out_news.txt"):
         kept = set(text.grams((tmp_path / "one" / name).read_text()))
         assert len(kept) > 500
         assert not any(kept & set(text.grams(row["text"])) for row in rows)
-    laid = [row["text"] for row in rows if row["kind"] == "chat"]
-    assert all(said.startswith("<user>") and "<assistant>" in said for said in laid)
-    assert any(said.count("<user>") > 2 for said in laid)
+    dialogues = [row["text"] for row in rows if row["kind"] == "chat"]
+    assert all(chat.startswith("<user>") and "<assistant>" in chat for chat in dialogues)
+    assert any(chat.count("<user>") > 2 for chat in dialogues)
 
 
 def test_a_cut_document_loses_nothing(monkeypatch):
-    whole = text.Document("books", "b", sentences("w", 1, 400))
-    parts = list(text.cut(whole))
+    document = text.Document("books", "b", sentences("w", 1, 400))
+    parts = list(text.cut(document))
     assert len(parts) > 1
-    assert "\n\n".join(part.text for part in parts) == whole.text
+    assert "\n\n".join(part.text for part in parts) == document.text
     assert all(len(part.text) >= text.SHORT for part in parts)
     assert len({part.name for part in parts}) == len(parts)
 
 
 @pytest.mark.parametrize("form", [chats.about, chats.story, chats.summary, chats.quote])
-def test_a_conversation_is_made_of_the_document(form):
-    said = "The title\n\n" + sentences("w", 3, 40)
-    turns = form(said, random.Random(0), 3_000)
+def test_a_conversation_quotes_the_document(form):
+    document = "The title\n\n" + sentences("w", 3, 40)
+    turns = form(document, random.Random(0), 3_000)
     assert len(turns) > 1
-    whole = " ".join(part for turn in turns for part in turn)
-    assert all(answer in said for _, answer in turns)
-    assert len(whole) > 1_000 or form is chats.quote
+    joined = " ".join(part for turn in turns for part in turn)
+    assert all(answer in document for _, answer in turns)
+    assert len(joined) > 1_000 or form is chats.quote
     assert len(chats.messages(turns)) == 2 * len(turns)
 
 
-def test_the_recipe_trains_an_adapter(place, tmp_path, monkeypatch):
+def test_the_recipe_trains_an_adapter(root, tmp_path, monkeypatch):
     monkeypatch.setenv("KVPRUNE_CACHE", str(tmp_path / "cache"))
-    data = {"sources": [str(place / "book.txt")], "length": 32, "held_out": 2}
+    data = {"sources": [str(root / "book.txt")], "length": 32, "held_out": 2}
     short = {"steps": 2, "warmup": 0, "eval_every": 2, "probe_every": 2}
-    over = {"model": str(place / "model"), "data": data, "train": short}
-    made = recipe.read_recipe(
+    over = {"model": str(root / "model"), "data": data, "train": short}
+    settings = recipe.read_recipe(
         Path(text.__file__).parents[2] / "recipes" / "smollm2-135m.yaml", over
     )
-    assert (made.train.tune, made.train.distill, made.train.spread) == ("lora", 1.0, True)
-    done = train(made, tmp_path / "run", report_to=[], save_strategy="no", disable_tqdm=True)
-    assert done.steps == 2
-    pruned = kvprune.load(load_base(place / "model", "float32"), tmp_path / "run")
+    assert (settings.train.tune, settings.train.distill, settings.train.spread) == (
+        "lora",
+        1.0,
+        True,
+    )
+    result = train(settings, tmp_path / "run", report_to=[], save_strategy="no", disable_tqdm=True)
+    assert result.steps == 2
+    pruned = kvprune.load(load_base(root / "model", "float32"), tmp_path / "run")
     assert pruned.rank == 32
     assert lora.has_lora(pruned.model)
 
 
-def test_what_learns_is_compared_on_the_same_rows(place, tmp_path, monkeypatch):
+def test_tuning_variants_train_on_the_same_rows(root, tmp_path, monkeypatch):
     monkeypatch.setenv("KVPRUNE_CACHE", str(tmp_path / "cache"))
     settings = yaml.safe_load(tuning.RECIPE.read_text())
-    settings["data"] = {"sources": [str(place / "book.txt")], "held_out": 2}
+    settings["data"] = {"sources": [str(root / "book.txt")], "held_out": 2}
     settings["train"] |= {"log_every": 1, "warmup": 0}
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(settings))
     monkeypatch.setattr(tuning, "RECIPE", tmp_path / "recipe.yaml")
-    monkeypatch.setattr(tuning, "BASE", str(place / "model"))
+    monkeypatch.setattr(tuning, "BASE", str(root / "model"))
     monkeypatch.setattr(tuning, "LAST", 2)
     for name in ("lora-0.0003", "all-3e-05"):
-        monkeypatch.delitem(tuning.SIDES, name)
-    asked = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs", "--length", 32, "--steps"]
+        monkeypatch.delitem(tuning.VARIANTS, name)
+    args = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs", "--length", 32, "--steps"]
     with pytest.raises(PruneError, match=r"--steps is 1; the mean of the last 2 needs that many"):
-        run(tuning, monkeypatch, *asked, 1)
-    run(tuning, monkeypatch, *asked, 3)
+        run(tuning, monkeypatch, *args, 1)
+    run(tuning, monkeypatch, *args, 3)
     rows = rows_of(tmp_path / "docs", "smollm2_tuning")
     assert [row["tune"] for row in rows] == ["interaction", "lora", "all"]
-    # before the first update both read alike (LoRA draws random numbers before the gates do)
+    # before the first update both agree (LoRA draws random numbers before the gates do)
     first = {
         name: strengths.curve(name, tmp_path / "runs" / f"{name}-3x32")[0]["loss_kl"]
-        for name in tuning.SIDES
+        for name in tuning.VARIANTS
     }
     assert first["all-0.0001"] == pytest.approx(first["interaction-0"], rel=1e-3)
     assert len({row["perplexity"] for row in rows}) == len(rows)
     monkeypatch.setattr(tuning, "run", lambda *_: pytest.fail("trained already"))
-    run(tuning, monkeypatch, *asked, 3, "--only", "lora-0.001")
+    run(tuning, monkeypatch, *args, 3, "--only", "lora-0.001")
 
 
-def test_tasks_of_dense_and_ours_in_one_table(place, tmp_path, monkeypatch, capsys):
+def test_zeroshot_of_dense_and_adapters_in_one_table(root, tmp_path, monkeypatch, capsys):
     files = tmp_path / "files"
     files.mkdir()
-    sayings = [f"She {verb} the door. He saw that she had not {verb} the door"
-               for verb in ("shut", "closed", "painted")]  # fmt: skip
-    (files / "lambada.jsonl").write_text("".join(json.dumps({"text": s}) + "\n" for s in sayings))
-    asked = [place / "model", place / "strong", "--files", files, "--tasks", "lambada",
-             "--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]  # fmt: skip
-    run(zeroshot, monkeypatch, *asked)
+    lines = [f"She {verb} the door. He saw that she had not {verb} the door"
+             for verb in ("shut", "closed", "painted")]  # fmt: skip
+    (files / "lambada.jsonl").write_text("".join(json.dumps({"text": s}) + "\n" for s in lines))
+    args = [root / "model", root / "strong", "--files", files, "--tasks", "lambada",
+            "--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]  # fmt: skip
+    run(zeroshot, monkeypatch, *args)
     rows = rows_of(tmp_path / "docs", "smollm2_zeroshot")
     assert [(row["method"], row["strength"], row["task"]) for row in rows] == [
         ("dense", None, "lambada"), ("dense", None, "mean"),
         ("ours", "strong", "lambada"), ("ours", "strong", "mean"),
     ]  # fmt: skip
-    dense, ours = rows[0], rows[2]
-    assert dense["sparsity"] == 0.0 < ours["sparsity"]
-    assert dense["perplexity"] != ours["perplexity"]
-    shown = (
-        f"| strong | {ours['accuracy']:.1%} ({ours['perplexity']:.1f}), {ours['sparsity']:.0%} |"
-    )
-    assert shown in capsys.readouterr().out
+    dense, pruned = rows[0], rows[2]
+    assert dense["sparsity"] == 0.0 < pruned["sparsity"]
+    assert dense["perplexity"] != pruned["perplexity"]
+    cell = f"{pruned['accuracy']:.1%} ({pruned['perplexity']:.1f}), {pruned['sparsity']:.0%}"
+    assert f"| strong | {cell} |" in capsys.readouterr().out
     monkeypatch.setattr(
         "kvprune.evaluate.zeroshot.run._score", lambda *_: pytest.fail("measured already")
     )
-    run(zeroshot, monkeypatch, *asked)
+    run(zeroshot, monkeypatch, *args)
 
 
-def test_dense_of_our_own_name_is_not_its_default_adapter():
+def test_dense_of_our_own_base_is_not_its_default_adapter():
     assert zeroshot.dense("smollm2-135m") == "smollm2-135m-dense"
     assert zeroshot.dense("some/folder") == "some/folder"
 
 
-def test_nothing_is_packed_that_was_not_measured(place, tmp_path, monkeypatch):
+def test_an_adapter_must_be_measured_before_it_is_packed(root, tmp_path, monkeypatch):
     monkeypatch.setattr(strengths, "pack", lambda *_: pytest.fail("packed"))
     (tmp_path / "results").mkdir()
-    for name, wanted in (
-        (None, r"smollm2_1024.json is not there; run quality.py with --name smollm2_1024"),
-        ("smollm2_1024", r"smollm2.json is not there; run quality.py with --name smollm2 first"),
-        ("smollm2", r"smollm2_1024.json says nothing of 70"),
+    for name, message in (
+        (None, r"smollm2_1024.json does not exist; run quality.py with --name smollm2_1024"),
+        ("smollm2_1024", r"smollm2.json does not exist; run quality.py with --name smollm2 first"),
+        ("smollm2", r"smollm2_1024.json has no row of 70"),
     ):
         if name is not None:
-            said = json.dumps({"about": {"tokens": 64}, "rows": []})
-            (tmp_path / "results" / f"{name}.json").write_text(said)
-        with pytest.raises(PruneError, match=wanted):
-            strengths.packed("70", place / "strong", tmp_path)
+            saved = json.dumps({"about": {"tokens": 64}, "rows": []})
+            (tmp_path / "results" / f"{name}.json").write_text(saved)
+        with pytest.raises(PruneError, match=message):
+            strengths.packed("70", root / "strong", tmp_path)
 
 
-def test_the_mean_of_adapters(place, tmp_path):
-    with kvprune.load(load_base(place / "model", "float32"), place / "strong") as pruned:
-        whole = {n: p.detach().clone() for n, p in pruned.model.named_parameters()}
+def test_the_mean_of_adapters(root, tmp_path):
+    with kvprune.load(load_base(root / "model", "float32"), root / "strong") as pruned:
+        before = {n: p.detach().clone() for n, p in pruned.model.named_parameters()}
         with torch.no_grad():
             for name, parameter in pruned.model.named_parameters():
                 if "interaction" in name or "lora_" in name:
                     parameter.mul_(3.0)
         pruned.save(tmp_path / "thrice")
-    average.average([place / "strong", place / "strong", tmp_path / "thrice"], tmp_path / "mean")
-    with kvprune.load(load_base(place / "model", "float32"), tmp_path / "mean") as pruned:
+    average.average([root / "strong", root / "strong", tmp_path / "thrice"], tmp_path / "mean")
+    with kvprune.load(load_base(root / "model", "float32"), tmp_path / "mean") as pruned:
         for name, parameter in pruned.model.named_parameters():
             factor = 5 / 3 if "interaction" in name or "lora_" in name else 1.0
-            torch.testing.assert_close(parameter, factor * whole[name])
+            torch.testing.assert_close(parameter, factor * before[name])
 
 
-def test_adapters_of_different_kinds_have_no_mean(place, tmp_path):
+def test_adapters_of_different_kinds_have_no_mean(root, tmp_path):
     for name, rank in (("narrow", 4), ("wide", 8)):
         config = kvprune.PruningConfig(rank=rank)
-        kvprune.attach(load_base(place / "model", "float32"), config).save(tmp_path / name)
+        kvprune.attach(load_base(root / "model", "float32"), config).save(tmp_path / name)
     for runs, message in (
-        ([place / "model" / "none"], r"none holds no adapter"),
-        ([tmp_path / "wide", place / "strong"], r"adapter_model.safetensors is not there"),
+        ([root / "model" / "none"], r"none holds no adapter"),
+        ([tmp_path / "wide", root / "strong"], r"adapter_model.safetensors does not exist"),
         ([tmp_path / "wide", tmp_path / "narrow"], r"narrow.* differs in shape from .*wide"),
     ):
         with pytest.raises(PruneError, match=message):
@@ -278,7 +280,7 @@ def test_adapters_of_different_kinds_have_no_mean(place, tmp_path):
     assert not (tmp_path / "wrong").exists()
 
 
-def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, monkeypatch):
+def test_every_strength_is_trained_resumed_and_packed(tmp_path, monkeypatch):
     adapters = fake_registry.register(monkeypatch, tmp_path)
     (tmp_path / "text.txt").write_text(sentences("w", 3, 200))
     data = {"sources": [str(tmp_path / "text.txt")], "length": 32, "held_out": 2}
@@ -302,16 +304,16 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     ]  # fmt: skip
     (tmp_path / "docs/results").mkdir(parents=True)
     for file, tokens in (("smollm2", 64), ("smollm2_1024", 1280)):
-        said = json.dumps({"about": {"tokens": tokens}, "rows": rows})
-        (tmp_path / f"docs/results/{file}.json").write_text(said)
-    asked = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]
-    with pytest.raises(PruneError, match=r"goes on from .*80, which is not trained yet"):
-        run(strengths, monkeypatch, *asked, "--only", "50")
-    run(strengths, monkeypatch, *asked)
-    # as if it had been stopped in the middle
+        saved = json.dumps({"about": {"tokens": tokens}, "rows": rows})
+        (tmp_path / f"docs/results/{file}.json").write_text(saved)
+    args = ["--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]
+    with pytest.raises(PruneError, match=r"starts from .*80, which is not trained yet"):
+        run(strengths, monkeypatch, *args, "--only", "50")
+    run(strengths, monkeypatch, *args)
+    # as if interrupted in the middle
     (tmp_path / "runs/50/kvprune.safetensors").unlink()
     shutil.rmtree(tmp_path / "runs/50/checkpoint-2")
-    run(strengths, monkeypatch, *asked, "--pack")
+    run(strengths, monkeypatch, *args, "--pack")
     curves = rows_of(tmp_path / "docs", "smollm2_training")
     assert [(row["strength"], row["step"]) for row in curves] == [
         (strength, step) for strength in ("first", "80", "50") for step in (1, 2)
@@ -328,30 +330,30 @@ def test_every_strength_is_trained_and_packed_and_a_stop_costs_little(tmp_path, 
     assert "gamma: 0.3" in card
     assert "mean_of:\n- '80'\n- '50'\n" in (mean.folder / "README.md").read_text()
     monkeypatch.setattr(strengths, "run", lambda *_: pytest.fail("trained already"))
-    run(strengths, monkeypatch, *asked)
+    run(strengths, monkeypatch, *args)
 
 
 # ---- the measurements
 
 
-def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypatch, capsys):
-    args = [place / "model", place / "strong", "--book", place / "book.txt", "--contexts", "32,64",
+def test_quality_compares_the_same_tokens_and_resumes(root, tmp_path, monkeypatch, capsys):
+    args = [root / "model", root / "strong", "--book", root / "book.txt", "--contexts", "32,64",
             "--tokens", 64, "--runs", tmp_path / "runs", "--docs", tmp_path / "docs"]  # fmt: skip
     run(quality, monkeypatch, *args)
     rows = rows_of(tmp_path / "docs", "smollm2")
     assert [row["method"] for row in rows] == [*common.METHODS] * 2
     assert list(rows[0]) == [*quality.COLUMNS]
     for row in rows:
-        # SnapKV sees the part that it reads beside its budget, in windows as short as these
+        # SnapKV also sees the part that it reads, much of windows as short as these
         least = 0.03 if row["method"] == "snapkv" else 0.05
         assert (row["sparsity"] > least) == (row["method"] != "dense"), row
         assert (row["kl"] > 1e-5) == (row["method"] != "dense"), row
-    ours = {row["context"]: row["sparsity"] for row in rows if row["method"] == "ours"}
+    learned = {row["context"]: row["sparsity"] for row in rows if row["method"] == "ours"}
     for row in rows[2:]:
         if row["method"] in common.POLICIES:
             # to one token of the context; SnapKV sees all of the part that it reads
             tokens = 1.6 + (row["method"] == "snapkv") * (quality.part_of(row["context"]) - 1)
-            assert abs(row["sparsity"] - ours[row["context"]]) <= tokens / (row["context"] - 1)
+            assert abs(row["sparsity"] - learned[row["context"]]) <= tokens / (row["context"] - 1)
     assert (tmp_path / "docs/figures/smollm2.svg").exists()
     assert "| book | 64 | tova | strong |" in capsys.readouterr().out
 
@@ -368,12 +370,12 @@ def test_quality_compares_the_same_tokens_and_goes_on(place, tmp_path, monkeypat
     assert not (tmp_path / "docs/figures/few.svg").exists()
 
 
-def test_policies_are_measured_where_they_are_wanted():
-    asked = {"methods": "dense,ours,tova", "contexts": "256,1024"}
-    some = argparse.Namespace(**asked, policies_at="1024")
-    assert common.chosen_at(some, 256) == ["dense", "ours"]
-    assert common.chosen_at(some, 1024) == ["dense", "ours", "tova"]
-    everywhere = argparse.Namespace(**asked, policies_at=None)
+def test_policies_are_measured_at_chosen_contexts():
+    options = {"methods": "dense,ours,tova", "contexts": "256,1024"}
+    at_1024 = argparse.Namespace(**options, policies_at="1024")
+    assert common.chosen_at(at_1024, 256) == ["dense", "ours"]
+    assert common.chosen_at(at_1024, 1024) == ["dense", "ours", "tova"]
+    everywhere = argparse.Namespace(**options, policies_at=None)
     assert common.chosen_at(everywhere, 256) == ["dense", "ours", "tova"]
 
 
@@ -387,22 +389,22 @@ def test_windows_of_any_length_predict_the_same_tokens():
         quality.halves(ids, 8, 64, 100)
 
 
-def test_needle_scores_what_a_full_pass_says(place, monkeypatch):
-    words = load_tokenizer(place / "model")
-    filler = words((place / "book.txt").read_text(), verbose=False).input_ids
+def test_needle_scores_agree_with_a_full_pass(root, monkeypatch):
+    tokenizer = load_tokenizer(root / "model")
+    filler = tokenizer((root / "book.txt").read_text(), verbose=False).input_ids
     monkeypatch.setattr(needle, "WRONG", 4)
-    prompt = needle.make_prompt(words, filler, 200, 0.25, 3)
+    prompt = needle.make_prompt(tokenizer, filler, 200, 0.25, 3)
     assert len(prompt.ids) == 200
-    said = words.decode(prompt.ids)
-    fact = said.index(f"is {prompt.number}.")
-    assert 0.1 < fact / len(said) < 0.5
-    assert said.endswith(" is")
-    assert words.decode(prompt.choices[0]).strip() == prompt.number
-    other = needle.make_prompt(words, filler, 200, 0.75, 4)
-    pruned = kvprune.load(load_base(place / "model", "float32"), place / "strong")
+    decoded = tokenizer.decode(prompt.ids)
+    fact = decoded.index(f"is {prompt.number}.")
+    assert 0.1 < fact / len(decoded) < 0.5
+    assert decoded.endswith(" is")
+    assert tokenizer.decode(prompt.choices[0]).strip() == prompt.number
+    other = needle.make_prompt(tokenizer, filler, 200, 0.75, 4)
+    pruned = kvprune.load(load_base(root / "model", "float32"), root / "strong")
     with torch.inference_mode(), pruned.evaluating():
-        row = needle.ask(pruned, words, [other, prompt])[1]
-        assert row == pytest.approx(needle.ask(pruned, words, [prompt])[0], abs=1e-3)
+        row = needle.ask(pruned, tokenizer, [other, prompt])[1]
+        assert row == pytest.approx(needle.ask(pruned, tokenizer, [prompt])[0], abs=1e-3)
         scores = []
         for choice in prompt.choices:
             ids = torch.tensor([[*prompt.ids, *choice]])
@@ -413,8 +415,8 @@ def test_needle_scores_what_a_full_pass_says(place, monkeypatch):
     assert row["kept"] < row["seen"] == 200
 
 
-def test_needle_runs_whole(place, tmp_path, monkeypatch, capsys):
-    run(needle, monkeypatch, place / "model", place / "strong", "--text", place / "book.txt",
+def test_needle_runs_end_to_end(root, tmp_path, monkeypatch, capsys):
+    run(needle, monkeypatch, root / "model", root / "strong", "--text", root / "book.txt",
         "--contexts", "160", "--depths", "0.2,0.8", "--seeds", 1, "--methods", "dense,ours,tova",
         "--runs", tmp_path / "runs", "--docs", tmp_path / "docs")  # fmt: skip
     rows = rows_of(tmp_path / "docs", "smollm2_needle")
@@ -426,8 +428,8 @@ def test_needle_runs_whole(place, tmp_path, monkeypatch, capsys):
     assert by_method["tova"] == pytest.approx(by_method["ours"], abs=0.1)
 
 
-def test_speed_measures_and_counts(place, tmp_path, monkeypatch, capsys):
-    run(speed, monkeypatch, place / "model", place / "strong", "--text", place / "book.txt",
+def test_speed_measures_and_counts(root, tmp_path, monkeypatch, capsys):
+    run(speed, monkeypatch, root / "model", root / "strong", "--text", root / "book.txt",
         "--context", 64, "--batches", "2", "--steps", 1, "--repeats", 1, "--dtypes", "float32",
         "--memory", 0.1, "--fit-contexts", "64,256", "--runs", tmp_path / "runs",
         "--docs", tmp_path / "docs")  # fmt: skip
@@ -443,28 +445,28 @@ def test_speed_measures_and_counts(place, tmp_path, monkeypatch, capsys):
         assert row["batch"] > 0
 
 
-def test_shrunk_adapters_load_and_are_half_as_large(place, tmp_path):
-    before, after = shrink.shrink(place / "strong", tmp_path / "half")
-    # tensors half as large, names as long as before
+def test_shrunk_adapters_load_and_are_half_the_size(root, tmp_path):
+    before, after = shrink.shrink(root / "strong", tmp_path / "half")
+    # tensors of half the size, names of the same length
     assert 0.5 < after / before < 0.75
     ids = torch.arange(1, 41)[None]
     logits = []
-    for folder in (place / "strong", tmp_path / "half"):
-        pruned = kvprune.load(load_base(place / "model", "float32"), folder)
+    for folder in (root / "strong", tmp_path / "half"):
+        pruned = kvprune.load(load_base(root / "model", "float32"), folder)
         assert pruned.interactions[0].query.weight.dtype == torch.float32
         with torch.no_grad(), pruned.evaluating():
             logits.append(pruned.model(ids, use_cache=False).logits)
     assert 0 < (logits[0] - logits[1]).abs().max() < 0.5
     with pytest.raises(PruneError, match="overwrite the adapter itself"):
-        shrink.shrink(place / "strong", place / "strong")
-    numbers, saved = size.sizes(str(place / "model"), 4, 8)
+        shrink.shrink(root / "strong", root / "strong")
+    numbers, saved = size.sizes(str(root / "model"), 4, 8)
     assert 2 * numbers < saved < 2 * numbers + 20_000
 
 
-def test_the_chat_that_is_explained(place, capsys):
-    pruned = kvprune.load(load_base(place / "model", "float32"), place / "strong")
-    words = load_tokenizer(place / "model")
-    made = forgets.chat(pruned, words, ("Who are you?", "And I?"), 6)
-    assert made.text.count("<user>") == 2
-    assert len(made.tokens) - made.prompt == 6
-    assert made.sparsity[:, -1].mean() > 0
+def test_the_chat_that_is_explained(root, capsys):
+    pruned = kvprune.load(load_base(root / "model", "float32"), root / "strong")
+    tokenizer = load_tokenizer(root / "model")
+    trace = forgets.chat(pruned, tokenizer, ("Who are you?", "And I?"), 6)
+    assert trace.text.count("<user>") == 2
+    assert len(trace.tokens) - trace.prompt == 6
+    assert trace.sparsity[:, -1].mean() > 0
