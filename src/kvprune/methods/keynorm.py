@@ -23,9 +23,8 @@ BLOCK = 256  # queries that are looked at together
 class KeyNormConfig(Method):
     """Training-free: over the budget, the token whose key has the largest norm leaves (key norm).
 
-    The original chooses per head, and spares the first two layers of some models; here the heads
-    of a layer share their slots, so the mean norm decides, in every layer alike. Of equal norms
-    the older token leaves.
+    The original chooses per head; here the heads of a layer share their slots, so the mean norm
+    decides. Of equal norms the older token leaves.
     """
 
     method: ClassVar[str] = "keynorm"
