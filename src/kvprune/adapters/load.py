@@ -34,11 +34,12 @@ def load(
 ) -> Pruned:
     """Attach what `Pruned.save` or the trainer wrote. Nothing is attached on an error.
 
-    load(model, folder)         onto a model of the same shape
-    load(name, folder)          onto a model from a folder or the hub
-    load(folder)                a full model, or an adapter onto the model that it was trained on
-    load("smollm2-135m")        an adapter of the package on its base: `kvprune models` lists them
-    load("smollm2-135m-dense")  the base without pruning, attached as DenseConfig
+        load(model, folder)         onto a model of the same shape
+        load(name, folder)          onto a model from a folder or the hub
+        load(folder)                a full model, or an adapter onto the model that it was trained on
+        load("smollm2-135m")        an adapter of the package on its base: `kvprune models` lists them
+        load("smollm2-135m-dense")  the base without pruning, attached as DenseConfig
+
     `folder` may also be a name on the hub. LoRA stays separate from the weights, and detach removes
     it; merge=True folds it in, which is faster and cannot be undone. `dtype`: of a model that is
     given by name; auto is that of its file.
