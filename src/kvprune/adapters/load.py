@@ -36,8 +36,8 @@ def load(
 
         load(model, folder)         onto a model of the same shape
         load(name, folder)          onto a model from a folder or the hub
-        load(folder)                a full model, or an adapter onto the model that it was trained on
-        load("smollm2-135m")        an adapter of the package on its base: `kvprune models` lists them
+        load(folder)                a full model, or an adapter on the model it was trained on
+        load("smollm2-135m")        an adapter of the package (see `kvprune models`)
         load("smollm2-135m-dense")  the base without pruning, attached as DenseConfig
 
     `folder` may also be a name on the hub. LoRA stays separate from the weights, and detach removes
