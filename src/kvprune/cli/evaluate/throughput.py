@@ -36,7 +36,8 @@ def throughput(
         str, typer.Option(help="Of ideal rows, which all hold the same number of tokens.")
     ] = "0.8",
     baseline: Annotated[
-        str, typer.Option(help="Baselines to compare with on ideal rows: local,tova,...")
+        str,
+        typer.Option(help="On ideal rows: local,strided,streaming,tova,h2o,snapkv,keynorm."),
     ] = "",
     memory: Annotated[
         str | None, typer.Option(help="Limit for weights and cache of one model, such as 4GB.")
