@@ -40,11 +40,11 @@ def load_base(name: str | Path, dtype: str = "auto") -> PreTrainedModel:
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     from transformers import AutoTokenizer
 
-    place = resolve_base(name).tokenizer
+    location = resolve_base(name).tokenizer
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(readable(place))
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(readable(location))
     except (OSError, ValueError) as error:
-        raise _cannot_load("tokenizer", place, error) from error
+        raise _cannot_load("tokenizer", location, error) from error
     return tokenizer
 
 

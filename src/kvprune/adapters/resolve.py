@@ -1,4 +1,4 @@
-"""What a model's name stands for: every function and command that takes a name asks here.
+"""What a model's name stands for, in every function and command that takes one.
 
 smollm2-135m-70         an adapter of the package and its base
 smollm2-135m            the default adapter of this base
@@ -86,7 +86,7 @@ def own_name(name: str | Path) -> str | None:
 
 
 def is_dense_name(name: str | Path) -> bool:
-    """Whether the name asks for a base of our own without pruning."""
+    """Whether the name means a base of our own without pruning."""
     return find_base(str(name)) is not None and str(name).endswith(DENSE)
 
 

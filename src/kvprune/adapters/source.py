@@ -62,7 +62,7 @@ def warn_if_other_weights(entry: Entry) -> None:
 
 
 def _hub(base: Base, only_local: bool = False) -> Path | None:
-    """The folder in the hub's own cache; None if it is not there and cannot be fetched."""
+    """The folder in the hub's own cache; None if it is missing and cannot be fetched."""
     from huggingface_hub import snapshot_download
 
     try:

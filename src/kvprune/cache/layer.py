@@ -1,4 +1,4 @@
-"""What one layer holds between forward passes, in the form that transformers' caches want."""
+"""What one layer holds between forward passes, as a cache layer of transformers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvprune.ops.never import NEVER
 class Held:
     """Tokens read while the past is being recorded: no decision on or by them is final yet.
 
-    Steps count real and pad tokens of the whole sequence, as `PrunedLayer.seen` does.
+    Steps count real and pad tokens of the full sequence, as `PrunedLayer.seen` does.
     """
 
     slot_step: Tensor  # (B, S), when each slot of the table is dropped, NEVER if it is not
@@ -59,7 +59,7 @@ class PrunedLayer(CacheLayerMixin):
         return key_states, value_states
 
     def begin(self, key: Tensor, value: Tensor) -> SlotTable:
-        """The table for these keys and values, as attention sees them; made at the first call.
+        """The table for these keys and values, as attention sees them; created at the first call.
 
         Not in `update`: models with latent attention give it something smaller.
         """
@@ -85,9 +85,9 @@ class PrunedLayer(CacheLayerMixin):
         return {name: self.table.columns[name][:, : self.table.width] for name in self.columns}
 
     def absorb(self, tokens: Slots, step: Tensor, columns: Mapping[str, Tensor]) -> None:
-        """Take in what was read: `step` (B, P + T) says when each past and new key is dropped.
+        """Take in what was read: `step` (B, P + T) is when each past and new key is dropped.
 
-        Steps are relative to the first new token. While the past is recorded all is held back.
+        Steps are relative to the first new token. While the past is recorded all are held back.
         `columns`: what the method stores with each new token.
         """
         assert self.table is not None
@@ -176,7 +176,7 @@ class PrunedLayer(CacheLayerMixin):
             return
         indices = torch.as_tensor(indices, device=self.table.token.device)
         if self.held is not None:
-            # what is held speaks of slots by number, and rows that move may be packed anew
+            # held tokens refer to slots by number, and rows that move may be packed again
             count = len(self.held.index)
             raise PruneError(f"cannot move rows while {count} tokens are held back; crop first")
         self.table.select(indices)

@@ -29,7 +29,7 @@ Recorder = Callable[[int, Tensor, Tensor], None]
 class PrunedCache(Cache):
     """A key-value cache in which every layer holds only its own survivors.
 
-    `model.generate` makes one by itself. Pass your own to keep it for a next turn, to record what
+    `model.generate` creates one itself. Pass your own to keep it for a next turn, to record what
     is dropped when (`record=True`), to choose the decode kernel (`backend="reference"`), or to see
     every key and value that comes in, also those that are dropped (`recorder`).
     """
@@ -70,7 +70,7 @@ class PrunedCache(Cache):
         device: torch.device,
         protection: Protection,
     ) -> Timeline:
-        """The timeline of the next T tokens; the mask (B, seen + T) spans what was read, too."""
+        """The timeline of the next T tokens; the mask (B, seen + T) also spans what was read."""
         real: Tensor | None = None
         start: Tensor | int = self.seen
         if mask is not None and not bool(mask.all()):
@@ -93,7 +93,7 @@ class PrunedCache(Cache):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all storage, that of layers without pruning included."""
+        """Bytes of all storage, including layers without pruning."""
         return sum(store.nbytes for store in self.stores) + sum(
             tensor.untyped_storage().nbytes() for tensor in self._other_tensors()
         )
@@ -114,7 +114,7 @@ class PrunedCache(Cache):
         """When each token was dropped, in positions of real tokens: (L, B, tokens)."""
         records = [store.record for store in self.stores]
         if None in records:
-            raise PruneError("nothing was recorded; make the cache with PrunedCache(record=True)")
+            raise PruneError("nothing was recorded; create the cache with PrunedCache(record=True)")
         return torch.stack([record.step for record in records if record is not None])
 
     @property

@@ -12,7 +12,7 @@ class Record:
     """Drop steps by position of real tokens, for every row."""
 
     def __init__(self) -> None:
-        self.step = torch.empty(0, 0, dtype=torch.long)  # (B, tokens), NEVER if it is still there
+        self.step = torch.empty(0, 0, dtype=torch.long)  # (B, tokens), NEVER if it is kept
 
     def note(self, token: Tensor, dropper: Tensor, length: int) -> None:
         """The tokens (B, K) left with the droppers (B, K) or (B, 1); -1 is no token."""

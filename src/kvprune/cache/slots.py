@@ -29,7 +29,7 @@ class SlotTable:
     Paper, "Efficient Memory Allocation": push, get, remove, and
         load factor = tokens of the longest row / width,   width = highest slot in use + 1,
     with a consolidation whenever it falls below `min_load`. Attention reads a set, so tokens
-    are free to move between slots: `token` says who sits where, and order means nothing.
+    are free to move between slots: `token` is who sits where, and order has no meaning.
 
     `columns` holds every per-slot tensor at full capacity, `valid` and the caller's `extra`
     ones (name → trailing shape, float32) included, and each follows every operation.
@@ -171,7 +171,7 @@ class SlotTable:
         self.consolidate()
 
     def release(self, rows: Tensor) -> None:
-        """Empty whole rows, by index or by mask; the batch keeps its shape."""
+        """Empty entire rows, by index or by mask; the batch keeps its shape."""
         self.valid[rows] = False
         self._measure()
         self.consolidate()
@@ -190,7 +190,7 @@ class SlotTable:
         self.select(rows.repeat_interleave(times))
 
     def consolidate(self) -> None:
-        """Pack when the load factor is too low; give memory back when there is much too much."""
+        """Pack when the load factor is too low; release memory when there is far too much."""
         if self.load_factor < self.min_load:
             self.pack()
         # a tenth of slack below `roomy`'s own: growth and shrinkage never chase each other
@@ -229,7 +229,7 @@ class SlotTable:
         return column.transpose(1, 2) if name in HEAD_MAJOR else column  # (B, S, ...)
 
     def _measure(self) -> None:
-        """Read width, longest and packed off `valid`, with one wait for the device."""
+        """Read width, longest and packed from `valid`, with one wait for the device."""
         valid = self.valid[:, : self.width]
         if not valid.numel():
             self.width, self.longest, self.packed = 0, 0, True

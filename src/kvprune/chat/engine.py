@@ -119,7 +119,7 @@ class Chat:
         if not extends:
             self.tell(
                 "the conversation is written differently now than it was read (by the chat "
-                "template, or another system message): the cache starts anew"
+                "template, or another system message): the cache is rebuilt"
             )
             self._cache = None
         self.messages, self.tokens, self._text = messages, tokens, prompt

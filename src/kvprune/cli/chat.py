@@ -112,7 +112,7 @@ def _answer(conversation: Chat, text: str, as_json: bool) -> None:
 
 def _line(status: Status) -> str:
     share = status.kept / status.seen if status.seen else 1.0
-    ended = {"length": "; cut at its longest", "stopped": "; stopped"}.get(status.ended, "")
+    ended = {"length": "; cut at its limit", "stopped": "; stopped"}.get(status.ended, "")
     return (
         f"{status.seen:,} tokens seen, {status.kept:,.0f} kept ({share:.0%}); "
         f"cache {status.bytes / 2**20:.2f} MiB, dense {status.dense_bytes / 2**20:.2f} MiB; "

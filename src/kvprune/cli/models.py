@@ -41,7 +41,7 @@ def models(
         for base in BASES.values()
     ]  # fmt: skip
     names = ["name", "base", "strength", "pruned at 1,024", "perplexity", "size", "licence"]
-    table("Pruned models, and the dense ones that they were made from", names, rows, left=2)
+    table("Pruned models and their dense bases", names, rows, left=2)
     for entry in adapters:
         if entry.about.default:
             print(f"{entry.base.name} alone means {entry.name}", file=sys.stderr)

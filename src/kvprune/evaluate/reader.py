@@ -35,7 +35,7 @@ class Reader:
         assert not (chunk and skip), "chunks come with all their logits"
         ids = ids.to(self.model.device)
         self.drop_step = None
-        # a cache is made for the method that is active at the moment
+        # a cache is created for the currently active method
         with self._mode():
             cache = self._cache() if chunk else None
         options = {"logits_to_keep": ids.shape[1] - skip} if skip and self._can_skip else {}

@@ -75,7 +75,7 @@ def study_corpus(
         )
     counts = statistics([Trace.from_ids(pruned, tokenizer, row) for row in ids])
     trace, starts = trace_texts(pruned, tokenizer, texts)
-    # the rows say nothing about distances beyond their length
+    # the rows hold no distances beyond their length
     by_distance = counts.kept_by_distance if len(trace.tokens) <= length else None
     about = {"model": trace.model, "rows": len(ids), "length": length, "config": str(pruned.config)}
     distances = {

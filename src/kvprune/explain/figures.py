@@ -100,14 +100,15 @@ def lifetimes(counted: Statistics) -> Figure:
 def nearest_keys(study: Study) -> Figure:
     """Fig. dropped_not_dropped: distance to the nearest other key, dropped against kept."""
     figure, both = panels([""] * len(study.nearest), 4.4, 3)
-    for axes, (among, found) in zip(both, study.nearest.items(), strict=True):
+    for axes, (among, nearest) in zip(both, study.nearest.items(), strict=True):
         for values, means, name, colour in (
-            (found.dropped, found.mean_dropped, "dropped", COLOURS[0]),
-            (found.kept, found.mean_kept, "kept", ACCENT),
+            (nearest.dropped, nearest.mean_dropped, "dropped", COLOURS[0]),
+            (nearest.kept, nearest.mean_kept, "kept", ACCENT),
         ):
             label = f"{name}, mean {np.nanmean(means):.2f}" if np.isfinite(means).any() else name
-            axes.stairs([100 * v for v in values], found.edges, fill=True, alpha=0.4, color=colour)
-            axes.stairs([100 * v for v in values], found.edges, color=colour, label=label)
+            percent = [100 * v for v in values]
+            axes.stairs(percent, nearest.edges, fill=True, alpha=0.4, color=colour)
+            axes.stairs(percent, nearest.edges, color=colour, label=label)
         axes.set(xlabel=f"smallest cosine distance to {among}")
         axes.sharey(both[0])
         legend(axes)
@@ -118,15 +119,15 @@ def nearest_keys(study: Study) -> Figure:
 def across_switch(study: Study) -> Figure:
     """How much of the text before a switch is still seen after it, by layer."""
     figure, axes = panel()
-    found = study.switch
-    places = np.arange(len(found.layers))
-    axes.bar(places - 0.2, [100 * v for v in found.within], 0.4, color=PALE, label="within a text",
+    switch = study.switch
+    x = np.arange(len(switch.layers))
+    axes.bar(x - 0.2, [100 * v for v in switch.within], 0.4, color=PALE, label="within a text",
              edgecolor=MUTED, linewidth=0.6)  # fmt: skip
-    axes.bar(places + 0.2, [100 * v for v in found.across], 0.4, color=ACCENT, label="across")
-    if found.expected is not None:
-        axes.plot(places + 0.2, [100 * v for v in found.expected], "_", color=INK, ms=12,
+    axes.bar(x + 0.2, [100 * v for v in switch.across], 0.4, color=ACCENT, label="across")
+    if switch.expected is not None:
+        axes.plot(x + 0.2, [100 * v for v in switch.expected], "_", color=INK, ms=12,
                   label="as far back without a switch")  # fmt: skip
-    axes.set_xticks(places, [str(layer) for layer in found.layers])
+    axes.set_xticks(x, [str(layer) for layer in switch.layers])
     axes.set(xlabel="layer", ylabel="pairs still seen, %", ylim=(0, 105))
     legend(axes, ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0))
     return figure
@@ -137,14 +138,15 @@ def masks(trace: Trace, starts: list[int] | None = None) -> Figure:
     from matplotlib.colors import ListedColormap
 
     titles = [
-        f"{layer}: {trace.sparsity[place, -1]:.0%} gone" for place, layer in enumerate(trace.layers)
+        f"{layer}: {trace.sparsity[number, -1]:.0%} gone"
+        for number, layer in enumerate(trace.layers)
     ]
     figure, axes = panels(titles, 1.9, 2.1, columns=min(len(titles), 6))
     colours = ListedColormap(["#ffffff", PALE, ACCENT])
-    for place, axis in enumerate(axes):
+    for number, axis in enumerate(axes):
         axis.set_axis_off()
         axis.title.set_fontsize(8.5)
-        mask = trace.visible(place)
+        mask = trace.visible(number)
         values = np.tril(np.ones_like(mask, dtype=int)) + mask
         axis.imshow(values, cmap=colours, vmin=0, vmax=2, interpolation="nearest")
         for start in (starts or [])[1:]:

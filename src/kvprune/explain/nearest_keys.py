@@ -72,14 +72,14 @@ def nearest_distance(keys: Tensor, candidates: Tensor) -> Tensor:
 
 @torch.no_grad()
 def keys_of(pruned: Pruned, ids: Sequence[int]) -> tuple[list[Tensor], Tensor]:
-    """The keys of every token, the dropped among them, (T, H·D) a layer; and drop steps (L, T)."""
-    found: list[Tensor] = []
+    """Per layer the keys of all tokens, including dropped ones, (T, H·D); and drop steps (L, T)."""
+    keys: list[Tensor] = []
 
     def note(layer: int, key: Tensor, value: Tensor) -> None:
-        found.append(key[0].transpose(0, 1).flatten(1).cpu())
+        keys.append(key[0].transpose(0, 1).flatten(1).cpu())
 
     cache = PrunedCache(pruned, record=True, recorder=note)
     row = torch.tensor([list(ids)], device=pruned.model.device)
     with pruned.evaluating():
         pruned.model.base_model(input_ids=row, past_key_values=cache, use_cache=True)
-    return found, cache.drop_step[:, 0]
+    return keys, cache.drop_step[:, 0]

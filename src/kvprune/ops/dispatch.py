@@ -29,7 +29,7 @@ BACKENDS = {"cpu": Backend(device="cpu", package="numba")}
 class Operation(Generic[Args, Out]):
     """A function of a `reference` module, and those of the same name in the modules next to it.
 
-    Those modules are called as their backends, and imported when first used: numba takes half a
+    Those modules are named after their backends, and imported when first used: numba takes half a
     second. `dtypes` lists the backends that exist, and the dtypes that each of them takes.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def throughput(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     adapter: Annotated[
-        str | None, typer.Option(help="Folder written by Pruned.save: measure its decisions, too.")
+        str | None, typer.Option(help="Folder written by Pruned.save: also measure its decisions.")
     ] = None,
     context: Annotated[
         str | None,

@@ -14,14 +14,14 @@ Point = tuple[float, float]
 Series = dict[str, list[Point]]
 
 
-def draw(found: list[Entry], results: list[Result]) -> Figure | None:
-    """A panel for each thing that was measured at two sparsities or more; None if nothing was."""
-    names = namer(found)
+def draw(models: list[Entry], results: list[Result]) -> Figure | None:
+    """One panel per metric measured at two or more sparsities; None if there is none."""
+    names = namer(models)
     shown = {
-        "Perplexity": (perplexities(found, names), "perplexity"),
-        "Zero-shot accuracy": (accuracies(found, names), "mean accuracy, %"),
-        "Cache against dense": (bytes_held(found, results, names), "bytes / dense bytes"),
-        "Speed against dense": (speeds(found, results, names), "tokens/s / dense tokens/s"),
+        "Perplexity": (perplexities(models, names), "perplexity"),
+        "Zero-shot accuracy": (accuracies(models, names), "mean accuracy, %"),
+        "Cache against dense": (bytes_held(models, results, names), "bytes / dense bytes"),
+        "Speed against dense": (speeds(models, results, names), "tokens/s / dense tokens/s"),
     }
     shown = {title: (s, unit) for title, (s, unit) in shown.items() if _count(s) > 1}
     if not shown:
@@ -42,34 +42,34 @@ def draw(found: list[Entry], results: list[Result]) -> Figure | None:
     return figure
 
 
-def namer(found: list[Entry]) -> Any:
-    """What a series is called: its method, and its base model where there are several."""
-    several = len({entry.base for entry in found}) > 1
+def namer(models: list[Entry]) -> Any:
+    """The name of a series: its method, and its base model if there are several."""
+    several = len({entry.base for entry in models}) > 1
     return lambda base, method: f"{base}, {method}" if several else method
 
 
-def perplexities(found: list[Entry], names: Any) -> Series:
+def perplexities(models: list[Entry], names: Any) -> Series:
     return _gather(
         (names(e.base, e.method), row["sparsity"], row["perplexity"])
-        for e in found
+        for e in models
         if (row := e.overall) is not None
     )
 
 
-def accuracies(found: list[Entry], names: Any) -> Series:
+def accuracies(models: list[Entry], names: Any) -> Series:
     return _gather(
         (names(e.base, e.method), row["sparsity"], 100 * row["accuracy"])
-        for e in found
+        for e in models
         if (row := e.accuracy) is not None
     )
 
 
-def bytes_held(found: list[Entry], results: list[Result], names: Any) -> Series:
+def bytes_held(models: list[Entry], results: list[Result], names: Any) -> Series:
     """Measured on real caches, and by formula at the largest context."""
     measured = [
         (names(e.base, e.method), row["sparsity"], row["cache_ratio"])
-        for e in found
-        if (row := summary(e, found))["cache_ratio"] is not None
+        for e in models
+        if (row := summary(e, models))["cache_ratio"] is not None
     ]
     for result in (r for r in results if r.kind == "cost"):
         largest = max(row["context"] for row in result.rows)
@@ -81,11 +81,11 @@ def bytes_held(found: list[Entry], results: list[Result], names: Any) -> Series:
     return _gather(measured)
 
 
-def speeds(found: list[Entry], results: list[Result], names: Any) -> Series:
+def speeds(models: list[Entry], results: list[Result], names: Any) -> Series:
     """At the same batch as dense: the models' own decisions, and ideal rows at the best batch."""
     measured = [
         (names(e.base, e.method), row["sparsity"], row["ratio"])
-        for e in found
+        for e in models
         if (row := e.speed) is not None and row["ratio"] is not None
     ]
     for result in (r for r in results if r.kind == "throughput"):

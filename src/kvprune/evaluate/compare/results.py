@@ -1,4 +1,4 @@
-"""What the commands of kvprune eval wrote, read back and brought together by model."""
+"""Read the results of kvprune eval, grouped by model."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ class Entry:
 
 
 def read_results(paths: Iterable[str | Path]) -> list[Result]:
-    """Of files, and of all such files under folders; a given file must be one."""
-    found: list[Result] = []
+    """The results in files and, recursively, in folders; a given file must hold some."""
+    results: list[Result] = []
     for path in map(Path, paths):
         if not path.exists():
             raise PruneError(f"{path} does not exist; pass folders or files of kvprune eval --out")
@@ -74,14 +74,14 @@ def read_results(paths: Iterable[str | Path]) -> list[Result]:
             inside = [result for file in files if (result := _read(file)) is not None]
             if not inside:
                 raise PruneError(f"{path} holds no results of kvprune eval; pass its --out folder")
-            found += inside
+            results += inside
         else:
             result = _read(path)
             if result is None:
                 raise PruneError(f"{path} holds no results of kvprune eval")
-            found.append(result)
+            results.append(result)
     # given a folder and a file in it, read the file once
-    return list({result.path.resolve(): result for result in found}.values())
+    return list({result.path.resolve(): result for result in results}.values())
 
 
 def _read(file: Path) -> Result | None:
@@ -96,7 +96,7 @@ def _read(file: Path) -> Result | None:
 
 
 def entries(results: list[Result]) -> list[Entry]:
-    """One for each model and adapter; dense numbers go to an entry of their own."""
+    """One entry per model and adapter; dense numbers have their own."""
     by_model: dict[tuple[str, str | None], Entry] = {}
 
     def entry(about: Row, dense: bool) -> Entry:
@@ -127,20 +127,20 @@ def entries(results: list[Result]) -> list[Entry]:
             elif result.kind == "throughput" and _is_own(row):
                 entry(_with_method(result.about, row), dense=False).speeds.append(row)
     _shorten(list(by_model.values()))
-    return sorted(by_model.values(), key=_place)
+    return sorted(by_model.values(), key=_order)
 
 
-def _place(entry: Entry) -> tuple[Any, ...]:
-    """Of one base the dense model first, then method by method, the sparsest last."""
+def _order(entry: Entry) -> tuple[Any, ...]:
+    """Sort key: by base, the dense model first, then by method and sparsity."""
     measured = entry.overall or entry.accuracy or entry.speed or {}
     dense = entry.method == "dense"
     return entry.base, not dense, entry.method, measured.get("sparsity", 0.0), entry.name
 
 
-def summary(entry: Entry, found: list[Entry]) -> Row:
+def summary(entry: Entry, models: list[Entry]) -> Row:
     """One line of the table; what was not measured is None."""
     overall, accuracy, speed = entry.overall or {}, entry.accuracy or {}, entry.speed or {}
-    same = [e for e in found if e.base == entry.base and e.method == "dense"]
+    same = [e for e in models if e.base == entry.base and e.method == "dense"]
     dense = _timed_with(same[0].speeds, speed) if same and speed else None
     share = overall.get("sparsity", accuracy.get("sparsity", speed.get("sparsity")))
     return {
@@ -165,18 +165,18 @@ def _timed_with(dense: list[Row], speed: Row) -> Row | None:
 
 
 def best(rows: list[Row]) -> list[Row]:
-    """Each one at the batch with the most tokens/s; `best_ratio`: to dense, at its own best."""
+    """Each side at its fastest batch; `best_ratio`: to dense at its own fastest batch."""
     fastest: dict[tuple[Any, ...], Row] = {}
     for row in rows:
         key = (row["rows"], row.get("at"), row["context"], row["side"])
         if key not in fastest or row["tokens_per_second"] > fastest[key]["tokens_per_second"]:
             fastest[key] = row
-    found = []
+    rows_with_ratio = []
     for key, row in fastest.items():
         dense = fastest.get((*key[:-1], "dense"))
         share = row["tokens_per_second"] / dense["tokens_per_second"] if dense else None
-        found.append({**row, "best_ratio": share})
-    return found
+        rows_with_ratio.append({**row, "best_ratio": share})
+    return rows_with_ratio
 
 
 def _with_method(about: Row, row: Row) -> Row:
@@ -188,11 +188,11 @@ def _is_own(row: Row) -> bool:
     return bool(row["rows"] == "realistic" and row["method"] != "dense")
 
 
-def _shorten(found: list[Entry]) -> None:
-    """The last parts of a path, as many as it takes to tell the entries apart."""
+def _shorten(models: list[Entry]) -> None:
+    """Shorten paths to the last parts that tell the entries apart."""
     for names in ("name", "base"):
-        full = {getattr(entry, names) for entry in found}
-        for entry in found:
+        full = {getattr(entry, names) for entry in models}
+        for entry in models:
             parts = Path(getattr(entry, names)).parts
             for count in range(1, len(parts) + 1):
                 short = "/".join(parts[-count:])

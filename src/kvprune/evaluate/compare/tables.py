@@ -1,4 +1,4 @@
-"""Several models side by side: one table of all that was measured, one figure, one page."""
+"""Several models side by side: one table of all metrics, one figure, one page."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def compare(paths: Iterable[str | Path], out: Path | None = None) -> tuple[list[
     Written: compare.html with every table and the figure, compare.png, .svg and .json.
     """
     results = read_results(paths)
-    found = entries(results)
-    rows = [summary(entry, found) for entry in found]
+    models = entries(results)
+    rows = [summary(entry, models) for entry in models]
     if out is None:
         return rows, []
     from kvprune.evaluate.compare.figure import draw
     from kvprune.utils import plot
     from kvprune.utils.files import write_atomically
 
-    figure = draw(found, results)
+    figure = draw(models, results)
     out.mkdir(parents=True, exist_ok=True)
     files = [out / "compare.html", out / "compare.json"]
-    write_atomically(files[0], page_of(results, found, figure).encode())
+    write_atomically(files[0], page_of(results, models, figure).encode())
     write_atomically(files[1], json.dumps({"rows": rows}, indent=1, ensure_ascii=False).encode())
     return rows, [*files, *(plot.save(figure, out / "compare") if figure else [])]
 
@@ -67,12 +67,12 @@ def summary_table(rows: list[Row]) -> Table:
     return [columns[i] for i in shown], [[line[i] for i in shown] for line in cells]
 
 
-def perplexity_table(found: list[Entry]) -> Table:
+def perplexity_table(models: list[Entry]) -> Table:
     """One line per model, one column per context size: perplexity (share pruned)."""
-    sizes = sorted({n for e in found for n in e.by_context if isinstance(n, int)})
-    contexts: list[int | str] = [*sizes[-8:], *(["all"] if _has_all(found) else [])]
+    sizes = sorted({n for e in models for n in e.by_context if isinstance(n, int)})
+    contexts: list[int | str] = [*sizes[-8:], *(["all"] if _has_all(models) else [])]
     lines = []
-    for entry in found:
+    for entry in models:
         cells = [entry.by_context.get(n) for n in contexts]
         shown = [
             NONE if c is None else f"{c['perplexity']:.2f} ({c['sparsity']:.0%})" for c in cells
@@ -82,10 +82,10 @@ def perplexity_table(found: list[Entry]) -> Table:
     return ["model", "method", *(f"{n:,}" if isinstance(n, int) else n for n in contexts)], lines
 
 
-def zeroshot_table(found: list[Entry]) -> Table:
-    tasks = list(dict.fromkeys(t for e in found for t in e.by_task if t != "mean"))
+def zeroshot_table(models: list[Entry]) -> Table:
+    tasks = list(dict.fromkeys(t for e in models for t in e.by_task if t != "mean"))
     lines = []
-    for entry in found:
+    for entry in models:
         if (mean := entry.accuracy) is not None:
             own = [entry.by_task.get(task) for task in tasks]
             cells = [NONE if row is None else _share(row["accuracy"], 1) for row in own]
@@ -131,19 +131,19 @@ def cost_table(result: Result) -> Table:
             "against dense"], lines  # fmt: skip
 
 
-def page_of(results: list[Result], found: list[Entry], figure: Figure | None) -> str:
+def page_of(results: list[Result], models: list[Entry], figure: Figure | None) -> str:
     """Everything as one self-contained HTML page."""
     from kvprune.utils import page, plot
 
     parts = []
-    if found:
+    if models:
         parts.append(page.note(NOTE))
-        parts.append(page.table(*summary_table([summary(e, found) for e in found]), left=2))
+        parts.append(page.table(*summary_table([summary(e, models) for e in models]), left=2))
     if figure is not None:
         parts.append(page.figure(plot.inline(figure, "compare"), "against sparsity"))
     for title, table in (
-        ("Perplexity by context (share pruned)", perplexity_table(found)),
-        ("Zero-shot accuracy", zeroshot_table(found)),
+        ("Perplexity by context (share pruned)", perplexity_table(models)),
+        ("Zero-shot accuracy", zeroshot_table(models)),
     ):
         if table[1]:
             parts += [page.heading(title), page.table(*table, left=2)]
@@ -160,8 +160,8 @@ def page_of(results: list[Result], found: list[Entry], figure: Figure | None) ->
     return page.page("kvprune: models side by side", parts)
 
 
-def _has_all(found: list[Entry]) -> bool:
-    return any("all" in entry.by_context for entry in found)
+def _has_all(models: list[Entry]) -> bool:
+    return any("all" in entry.by_context for entry in models)
 
 
 def _share(value: float | None, digits: int = 0) -> str:

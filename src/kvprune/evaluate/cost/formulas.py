@@ -16,8 +16,8 @@ from kvprune.evaluate.cost.shape import AttentionShape, Shape
 
 PARTS = ("embedding", "logits", "feed-forward", "qkvo", "attention", "drop-tokens")
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# of SlotTable: interaction keys are float32 whatever the model's dtype; a slot knows its token
-# (int64) and whether it is taken (bool)
+# of SlotTable: interaction keys are float32 whatever the model's dtype; a slot stores its token
+# (int64) and whether it is in use (bool)
 KEY_INT_BYTES, BOOKKEEPING_BYTES = 4, 9
 
 
@@ -44,7 +44,7 @@ def prefill_flops(
     """FLOPs by part of reading a prompt in one row, with the logits of its last token alone.
 
     Token k sees itself and (1 − sparsity) · k earlier tokens; its votes go to those. Ours reads
-    in blocks and skips keys that no query of a block sees, so it does some more than this; dense
+    in blocks and skips keys that no query of a block sees, so it computes somewhat more; dense
     attention is counted without its masked upper half.
     """
     kept = (1 - _checked(sparsity, tokens)) * tokens * (tokens - 1) / 2
@@ -92,7 +92,7 @@ def cache_bytes(
 ) -> CacheBytes:
     """Bytes of a cache after `context` tokens per row, in the shape's dtype.
 
-    `rank` None: keys and values alone, as a dense cache holds them. `slack` says what a pruned
+    `rank` None: keys and values alone, as a dense cache holds them. `slack`: what a pruned
     cache has beyond its survivors: "none", "new" or "most", see `slots`.
     """
     kept = round((1 - _checked(sparsity, context)) * context)
@@ -116,9 +116,9 @@ def slots(kept: int, slack: str) -> int:
     """Slots that a row's storage has for `kept` tokens of the longest row of the batch.
 
     none  the tokens alone
-    new   when new: a sixteenth to grow into, in eights (`slots.roomy`)
+    new   when new: a sixteenth to grow into, a multiple of 8 (`slots.roomy`)
     most  before it is rebuilt: holes up to the least load factor of 0.9, and a tenth that is
-          not yet given back
+          not yet released
     """
     from kvprune.cache.slots import MIN_LOAD, MIN_USE, roomy
 

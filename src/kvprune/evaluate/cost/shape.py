@@ -44,7 +44,7 @@ class Shape:
     layers: tuple[AttentionShape, ...]
     feed_forward: int  # weights outside of attention, of all layers; routed experts by their share
     logits: int
-    parameters: int  # all that is stored: embeddings, norms, biases and every expert, too
+    parameters: int  # everything stored, including embeddings, norms, biases and all experts
 
     @property
     def pruned_layers(self) -> int:
@@ -52,9 +52,9 @@ class Shape:
 
 
 def read_shape(name: str | Path | PreTrainedConfig, dtype: str = "auto") -> Shape:
-    """Of a folder with config.json, a name on the hub, tiny, gpt2 to gpt2-xl, or a configuration.
+    """Shape of a folder with config.json, a hub name, tiny, gpt2 to gpt2-xl, or a configuration.
 
-    No weights are read or made. `dtype`: auto is what the configuration says.
+    No weights are read or created. `dtype`: auto is that of the configuration.
     """
     import torch
     from transformers import AutoModelForCausalLM, PreTrainedConfig
@@ -74,7 +74,7 @@ def read_shape(name: str | Path | PreTrainedConfig, dtype: str = "auto") -> Shap
     sites = host.find_sites(model)
     if any(isinstance(module, torch.nn.Conv1d) for module in model.modules()):
         raise PruneError(
-            f"{shown} has convolution, Mamba or linear attention beside its attention, whose cost "
+            f"{shown} has convolution, Mamba or linear attention besides its attention, whose cost "
             f"is not modelled; measure it with kvprune eval throughput"
         )
     experts = host.experts_per_token(config)
@@ -131,7 +131,7 @@ def load_config(name: str | Path) -> PreTrainedConfig:
 
 
 def _weights(part: nn.Module, experts: int) -> int:
-    """Weights in matrix products that one token goes through; look-ups and biases are none."""
+    """Weights in the matrix products of one token; look-ups and biases do not count."""
     from torch import nn
 
     total = 0

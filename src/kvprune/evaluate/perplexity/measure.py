@@ -29,7 +29,7 @@ DenseLogits = dict[str, list[Tensor]]
 class AtContext:
     """How well tokens are predicted from contexts in (the previous size, this size].
 
-    `sparsity` is that at this size exactly: the share of the n − 1 earlier tokens that the n-th one
+    `sparsity` is at exactly this size: the share of the n − 1 earlier tokens that the n-th one
     cannot see, over layers and windows. In the row "all" it is over all pairs.
     """
 
@@ -43,7 +43,7 @@ class AtContext:
     same: float | None = None  # share of tokens where both models predict the same next token
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what was not measured."""
+        """Only what was measured."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -65,7 +65,7 @@ def perplexity(
 ) -> list[AtContext]:
     """One row per context size, and one for all tokens; always with the hard gate.
 
-    `ids`: a text (tokens,), cut by length and stride as `windows.cut` says, or rows (W, T).
+    `ids`: a text (tokens,), cut by length and stride as in `windows.cut`, or rows (W, T).
     `dense` adds the comparison: a model, or "open" for this one with every gate open and LoRA off.
     `path`: "full" reads a window in one pass, "cached" in chunks through the cache as generation
     does, which also needs less memory for logits. `points` stores the sums of each batch.
@@ -140,20 +140,20 @@ def _reference(reader: Reader, dense: PreTrainedModel | str, windows: Windows) -
 
 def _bins(windows: Windows, contexts: Sequence[int] | None) -> list[tuple[int, int]]:
     """Positions [start, stop) of each context size: the last sees exactly that size."""
-    asked = sizes(windows.length, windows.first) if contexts is None else sorted(set(contexts))
-    if wrong := [n for n in asked if not windows.first < n <= windows.length]:
+    chosen = sizes(windows.length, windows.first) if contexts is None else sorted(set(contexts))
+    if wrong := [n for n in chosen if not windows.first < n <= windows.length]:
         raise PruneError(
             f"nothing is predicted from a context of {wrong[0]} tokens; windows of "
             f"{windows.length} tokens have contexts of {windows.first + 1} to {windows.length}"
         )
-    starts = [windows.first, *asked[:-1]]
-    bins = list(zip(starts, asked, strict=True))
+    starts = [windows.first, *chosen[:-1]]
+    bins = list(zip(starts, chosen, strict=True))
     target = (windows.targets != IGNORE).any(0)  # (T,)
     empty = [stop for start, stop in bins if not target[start:stop].any()]
     if empty and contexts is not None:
         raise PruneError(
             f"nothing is predicted from a context of {empty[0]} tokens, the last of the text; "
-            f"ask for a smaller context or add text"
+            f"choose a smaller context or add text"
         )
     return [pair for pair in bins if pair[1] not in empty]
 
@@ -166,7 +166,7 @@ def _sums(
     chunk: int | None,
     kept: DenseLogits | None,
 ) -> Sums:
-    """What a batch adds to each bin, and last to all tokens: plain numbers for a file."""
+    """The sums of a batch by bin, and last over all tokens: plain numbers for a file."""
     # tokens that are only context need no logits; not possible in chunks
     skip = 0 if chunk else windows.first
     T, done = windows.length, skip
@@ -236,12 +236,12 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
     rows = []
     contexts: list[int | Literal["all"]] = [*(stop for _, stop in bins), "all"]
     for i, context in enumerate(contexts):
-        here = {name: values[i] for name, values in total.items()}
-        tokens, compared = here["tokens"], "kl" in here
+        sums = {name: values[i] for name, values in total.items()}
+        tokens, compared = sums["tokens"], "kl" in sums
         mean = {
-            name: here[name] / tokens
+            name: sums[name] / tokens
             for name in ("loss", "dense_loss", "kl", "same")
-            if name in here
+            if name in sums
         }
         rows.append(
             AtContext(
@@ -249,7 +249,7 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
                 tokens=int(tokens),
                 loss=mean["loss"],
                 perplexity=_exp(mean["loss"]),
-                sparsity=here["dropped"] / here["pairs"] if here["pairs"] else 0.0,
+                sparsity=sums["dropped"] / sums["pairs"] if sums["pairs"] else 0.0,
                 dense_perplexity=_exp(mean["dense_loss"]) if compared else None,
                 kl=mean.get("kl"),
                 same=mean.get("same"),

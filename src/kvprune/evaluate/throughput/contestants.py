@@ -1,4 +1,4 @@
-"""What is timed against each other: a model each, with a cache in the middle of a text."""
+"""The models timed against each other, each with a cache in the middle of a text."""
 
 from __future__ import annotations
 

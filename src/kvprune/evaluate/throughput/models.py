@@ -48,17 +48,17 @@ def load_pair(
         if adapter is not None:
             raise PruneError("random weights have no adapter; leave out --adapter or --random")
         return ModelPair(_random_model(name, dtype), None, None)
-    place = resolve(name, adapter)
-    dense = load_base(place.base, dtype)
-    if place.adapter is None:
+    location = resolve(name, adapter)
+    dense = load_base(location.base, dtype)
+    if location.adapter is None:
         return ModelPair(dense, None, None)
     # LoRA is merged into the weights, which must then not be the dense model's
-    folder = Path(place.adapter)
+    folder = Path(location.adapter)
     shares_weights = folder.is_dir() and not lora.is_saved_in(folder)
-    model = twin(dense) if shares_weights else load_base(place.base, dtype)
-    pruned = load(model, place.adapter, merge=True)
+    model = twin(dense) if shares_weights else load_base(location.base, dtype)
+    pruned = load(model, location.adapter, merge=True)
     pruned.model.eval()
-    return ModelPair(dense, pruned, _tokens(place.tokenizer, text or tiny.text_file("held_out")))
+    return ModelPair(dense, pruned, _tokens(location.tokenizer, text or tiny.text_file("held_out")))
 
 
 def _random_model(name: str, dtype: str) -> PreTrainedModel:

@@ -134,7 +134,7 @@ def _fits(
         == (_kind(setting), setting["context"], contestant.name)
     ]
     if not earlier:
-        return True  # its smallest batch is measured whatever it takes
+        return True  # the smallest batch is always measured
     smallest = min(earlier, key=lambda row: row["batch"])
     row_bytes: float = smallest["cache_bytes"] / smallest["batch"]
     return bool(models.weight_bytes + row_bytes * setting["batch"] <= memory)

@@ -21,7 +21,7 @@ class PrunedLM(HFLM):  # type: ignore[misc, unused-ignore]
     Sparsity of a request: of its scored positions, the mean share of earlier tokens that the
     position no longer sees, over layers. The one that predicts the first token of the continuation
     is the last of the context. Padding is on the right, after all that counts: causal attention
-    and votes never look there.
+    and votes never reach it.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class PrunedLM(HFLM):  # type: ignore[misc, unused-ignore]
         return scored
 
     def get_model_info(self) -> dict[str, Any]:
-        """For lm-eval's results; without asking the hub."""
+        """For lm-eval's results; without querying the hub."""
         return {
             "model": self.loaded.name,
             "adapter": self.loaded.adapter,

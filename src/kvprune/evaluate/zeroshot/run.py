@@ -39,13 +39,13 @@ class Scored:
     task: str
     samples: int
     accuracy: float
-    sparsity: float  # mean over the scored requests, a choice each: see `lm.PrunedLM`
+    sparsity: float  # mean over the scored requests, one per choice: see `lm.PrunedLM`
     stderr: float | None = None  # of the accuracy
     accuracy_norm: float | None = None  # by the likelihood per byte of the choice, where defined
     perplexity: float | None = None  # of LAMBADA's last words
 
     def to_dict(self) -> dict[str, Any]:
-        """Without what the task does not have."""
+        """Only what the task has."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -72,8 +72,8 @@ def zeroshot(
             return [done]
 
         setting = {"task": task, "limit": first}
-        found = points.measure(setting, measure)[0] if points else {**setting, **measure()[0]}
-        rows.append(Scored(**{name: value for name, value in found.items() if name != "limit"}))
+        row = points.measure(setting, measure)[0] if points else {**setting, **measure()[0]}
+        rows.append(Scored(**{name: value for name, value in row.items() if name != "limit"}))
     count = len(rows)
     mean = Scored(
         "mean",
@@ -104,7 +104,7 @@ def _limits(tasks: Sequence[str], limit: Limit) -> dict[str, int | None]:
 
 
 def _score(lm: PrunedLM, task: str, files: str | Path | None, limit: int | None) -> Scored:
-    # not simple_evaluate, which also asks git, pip and the hub about this machine
+    # not simple_evaluate, which also queries git, pip and the hub
     from lm_eval import evaluate
 
     lm.sparsities = []

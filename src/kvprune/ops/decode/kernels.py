@@ -56,7 +56,7 @@ class Columns(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """What the first kernel tells the second."""
+    """What the first kernel passes to the second."""
 
     kept: Array  # (B,), tokens before the new one is inserted
     slots: Array  # (B, capacity + 1, 2): from, to; −1 ends the list

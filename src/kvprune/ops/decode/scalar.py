@@ -25,7 +25,7 @@ def _widen(typingctx: Any, x: Any) -> Any:
 
 
 def _power_of_two(typingctx: Any, exponent: Any) -> Any:
-    """2^i for an int32 i from −126 to 127: i in the place of a float32's exponent."""
+    """2^i for an int32 i from −126 to 127: i as the exponent of a float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         i32 = ir.IntType(32)

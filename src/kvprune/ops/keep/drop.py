@@ -21,7 +21,7 @@ def drop_steps(
 
     drop_step[j] = min{ i > j : s[i, j] ≤ threshold }, NEVER if there is none; a pad's is its own
     index. Key j is visible to query k iff j ≤ k < drop_step[j]: the full hard mask in O(T).
-    Each block of queries scores only the keys that are still there. The first P keys are those of
+    Each block of queries scores only the keys not yet dropped. The first P keys are those of
     a cache, older than every query.
     """
     T, P = q_int.shape[1], timeline.past

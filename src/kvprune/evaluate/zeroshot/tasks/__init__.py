@@ -44,17 +44,17 @@ def find(folder: str | Path, task: str) -> Path:
     path = Path(folder)
     if not path.is_dir():
         raise PruneError(f"{path} is no folder; pass one with files such as {task}.jsonl")
-    found = sorted(f for f in path.glob(f"{task}*") if f.name.lower().endswith(ENDINGS))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found) or "none"
+    files = sorted(f for f in path.glob(f"{task}*") if f.name.lower().endswith(ENDINGS))
+    if len(files) != 1:
+        names = ", ".join(file.name for file in files) or "none"
         raise PruneError(
             f"{path} must hold one file {task}* ({', '.join(ENDINGS)}); found: {names}"
         )
-    return found[0]
+    return files[0]
 
 
 def read(folder: str | Path, task: str) -> list[Row]:
-    """The rows of a task with the fields that its prompts are made of, checked."""
+    """The rows of a task with the fields that its prompts use, checked."""
     file = find(folder, task)
     rows = []
     for number, row in enumerate(_parsed(file), 1):
