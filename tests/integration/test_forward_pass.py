@@ -93,6 +93,17 @@ def test_a_pass_that_is_over_is_freed(model, pruned, checkpointing):
     assert kept() is None
 
 
+def test_a_cache_that_is_let_go_is_freed(model, pruned):
+    with torch.no_grad():
+        out = model(random_ids(1, 16))
+        out = model(random_ids(1, 1), past_key_values=out.past_key_values)
+    cache = weakref.ref(out.past_key_values)
+    assert cache() is not None
+    del out
+    gc.collect()
+    assert cache() is None
+
+
 def test_an_error_on_the_way(model, pruned):
     ids = random_ids(1, 12)
     want = pruned.trace(ids)

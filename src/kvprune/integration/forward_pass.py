@@ -54,9 +54,10 @@ class ForwardPass:
             self.outcome.layers[layer.number] = outcome
 
     def close(self) -> Outcome:
-        """What the pass left behind, once: the pass itself keeps no graph alive."""
+        """What the pass left behind, once: the pass itself keeps no graph and no cache alive."""
         outcome, self.outcome = self.outcome, None
         assert outcome is not None, "a pass ends once"
+        self.cache, self.steps, self.dropped = None, {}, {}
         return outcome
 
 

@@ -76,16 +76,16 @@ class Hooks:
 
     def before_attention(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    ) -> None:
         """Forward pre-hook of an attention module: its function is not given the hidden states.
 
         The pass arrives by itself, also when a checkpointed layer runs again; StableLM does not
         pass keyword arguments on, and gets the latest one.
         """
-        own: dict[str, Any] = {HIDDEN: host.hidden_states(args, kwargs)}
+        # in place: the keyword arguments are those of this call alone
+        kwargs[HIDDEN] = host.hidden_states(args, kwargs)
         if PASS not in kwargs:
-            own[PASS] = self.latest or self.new_pass(None)
-        return args, {**kwargs, **own}
+            kwargs[PASS] = self.latest or self.new_pass(None)
 
     def end(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any

@@ -117,10 +117,9 @@ class PruningConfig(Method):
 
     def decode(self, step: Step) -> tuple[Votes | None, Tensor | None]:
         assert step.votes is not None
-        votes = step.votes._replace(
-            threshold=self.threshold,
-            protect_first=self.protect_first,
-            protect_recent=self.protect_recent,
+        query_int, key_int, beta = step.votes[:3]
+        votes = type(step.votes)(
+            query_int, key_int, beta, self.threshold, self.protect_first, self.protect_recent
         )
         if step.below is None:
             return votes, None
