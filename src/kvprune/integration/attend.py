@@ -116,7 +116,7 @@ def read(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer | 
 
 @torch.no_grad()
 def decode(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer) -> Tensor:
-    """One token: the losers leave, it attends to the survivors and itself, and takes a slot."""
+    """One token: the losers of the vote leave, it attends to the rest and itself, and is stored."""
     method, number, table = run.method, call.layer.number, store.begin(call.key, call.value)
     _show(run, call)
     votes, ballot, now = None, call.ballot(), timeline.now

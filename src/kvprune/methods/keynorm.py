@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from kvprune.methods.base import Method, Reading
+from kvprune.methods.base import Method, Reading, remove_one
 from kvprune.ops.never import NEVER
 from kvprune.utils.checks import check_number
 
@@ -82,10 +82,7 @@ class KeyNormConfig(Method):
         largest = norm == norm.amax(1, keepdim=True)
         oldest = slots.token.where(largest & slots.valid, NEVER).argmin(1, keepdim=True)
         over = slots.valid.sum(1) > self.budget
-        leaves = (slots.valid & False).scatter_(1, oldest, over[:, None])
-        gone = slots.token.where(leaves, -1)
-        table.remove(leaves)
-        return gone
+        return remove_one(table, oldest, over)
 
     @classmethod
     def with_budget(cls, kept: int, context: int) -> KeyNormConfig:

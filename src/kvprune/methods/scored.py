@@ -6,7 +6,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from kvprune.methods.base import Method
+from kvprune.methods.base import Method, remove_one
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,7 +37,4 @@ class Scored(Method):
         score = self.scores(table, weights, now)
         over = slots.valid.sum(1) > self.budget
         least = score.masked_fill(~slots.valid, float("inf")).argmin(1, keepdim=True)
-        leaves = (slots.valid & False).scatter_(1, least, over[:, None])
-        gone = slots.token.where(leaves, -1)
-        table.remove(leaves)
-        return gone
+        return remove_one(table, least, over)
