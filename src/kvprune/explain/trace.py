@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import io
-import json
-import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvprune.errors import PruneError
+from kvprune.explain import trace_file
+from kvprune.explain.cost import Miss
 from kvprune.explain.token_text import token_texts
+from kvprune.explain.votes import Runners, Votes
 from kvprune.ops.timeline import NEVER
-from kvprune.utils.files import write_atomically
 
 if TYPE_CHECKING:
     import pandas
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from kvprune.cache.pruned_cache import PrunedCache
     from kvprune.integration.handle import Pruned
 
-FORMAT = 1
+RUNNERS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +44,16 @@ class Trace:
     kept_bytes: int  # per slot and layer: key, value and all other columns
     dense_bytes: int  # per token and layer: key and value
     model: str = ""
+    adapter: str = ""  # its name in the registry, or its folder's
+    settings: dict[str, Any] = field(default_factory=dict)  # of the method as in force; dtype
+    votes: Votes | None = None  # of a method that votes
+    loss: np.ndarray | None = None  # (T,), -log p of each token as pruned; NaN for the first
+    dense_loss: np.ndarray | None = None  # (T,), of the dense model; `dense` says which it is
+    open_loss: np.ndarray | None = None  # (T,), of the adapter with every gate open
+    dense: str = ""  # "base model", or "open gates" where the base's weights are not at hand
+    misses: tuple[Miss, ...] = ()  # the tokens that suffered most, the worst first
+    # where it came from, for `restore`; not saved
+    pruned: Pruned | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         L, T = len(self.layers), len(self.tokens)
@@ -66,6 +76,19 @@ class Trace:
                 f"only a later token can drop it"
             )
         object.__setattr__(self, "drop_step", step)
+        for name in ("loss", "dense_loss", "open_loss"):
+            loss = getattr(self, name)
+            if loss is not None and loss.shape != (T,):
+                raise PruneError(f"{name} has shape {loss.shape}; {T} tokens need ({T},)")
+        if self.votes is not None and self.votes.q_int.shape[:2] != (L, T):
+            raise PruneError(
+                f"the votes are of {self.votes.q_int.shape[:2]} layers and tokens; the trace has "
+                f"({L}, {T})"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a copy of the record, not of the model
+        return {**vars(self), "pruned": None}
 
     @classmethod
     def from_text(cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str) -> Trace:
@@ -175,6 +198,83 @@ class Trace:
         dropped: list[int] = np.nonzero(self.drop_step[layer] == token)[0].tolist()
         return dropped
 
+    def scores(self, token: int, layer: int) -> np.ndarray:
+        """The scores of all later tokens on this one, NaN for itself and earlier ones: (T,).
+
+        layer: its index in `layers`, as in all methods.
+        """
+        self._check_token(token, layer)
+        return self._votes().scores(token, layer)
+
+    @cached_property
+    def score(self) -> np.ndarray:
+        """The dropper's score on each dropped token, NaN where there was none: (L, T).
+
+        In a layer tied to those below it can be above the threshold: another layer dropped it.
+        """
+        return self._votes().of_drops(self.drop_step)
+
+    @property
+    def margin(self) -> np.ndarray:
+        """threshold - score: how clear each drop was, NaN where there was none: (L, T)."""
+        margin: np.ndarray = self._votes().threshold - self.score
+        return margin
+
+    def runners_up(self, token: int, layer: int, most: int = RUNNERS) -> list[int]:
+        """The first later tokens that would have dropped it too, after the one that did."""
+        self._check_token(token, layer)
+        scores, votes = self.scores(token, layer), self._votes()
+        voter = np.arange(len(scores))
+        with np.errstate(invalid="ignore"):
+            drops = (scores <= votes.threshold) & votes.counts(token, voter)
+        after = drops & (voter > self.drop_step[layer, token])
+        first: list[int] = np.nonzero(after)[0][:most].tolist()
+        return first
+
+    @cached_property
+    def runners(self) -> Runners:
+        """`runners_up` of every token and layer."""
+        return self._votes().runners_up(self.drop_step, RUNNERS)
+
+    @property
+    def runner_steps(self) -> np.ndarray:
+        """The runners-up of every token, NEVER for none: (L, T, 3)."""
+        return self.runners.steps
+
+    @property
+    def runner_scores(self) -> np.ndarray:
+        """Their scores, NaN for none: (L, T, 3)."""
+        return self.runners.scores
+
+    def restore(
+        self, token: int, layer: int | None = None, pruned: Pruned | None = None
+    ) -> np.ndarray:
+        """The loss of every token, had this one not been dropped in that layer: (T,).
+
+        layer: its index in `layers`; None: all of them. Every other decision is as recorded.
+        `pruned`: the model, for a trace that was loaded from a file.
+        """
+        raise NotImplementedError
+
+    def _votes(self) -> Votes:
+        if self.votes is None:
+            method = self.settings.get("method", "this method")
+            raise PruneError(
+                f"the trace has no votes: {method} does not vote, or they were not recorded; "
+                f"trace the text with Trace.from_text(pruned, tokenizer, text)"
+            )
+        return self.votes
+
+    def _check_token(self, token: int, layer: int | None) -> None:
+        L, T = self.drop_step.shape
+        if not 0 <= token < T:
+            raise PruneError(f"token {token} is not in the text; it has tokens 0 to {T - 1}")
+        if layer is not None and not 0 <= layer < L:
+            raise PruneError(
+                f"layer {layer} is not in the trace; 0 to {L - 1} stand for the pruned layers "
+                f"{', '.join(map(str, self.layers))} of the model"
+            )
+
     def to_pandas(self) -> pandas.DataFrame:
         """One row per layer and token; drop_step and dropper are missing if it stayed."""
         import pandas
@@ -197,60 +297,25 @@ class Trace:
         ).assign(drop_step=lambda table: table["drop_step"].where(dropped))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values; the step of a token that stays is -1, which is shorter than NEVER."""
-        values = asdict(self)
-        step = np.where(self.drop_step < NEVER, self.drop_step, -1)
-        return {"format": FORMAT, **values, "drop_step": step.tolist()}
+        """Plain values; the step of a token that stays is -1, and NaN is None."""
+        return trace_file.to_plain(self)
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Trace:
-        values = dict(values)
-        if values.pop("format", None) != FORMAT:
-            raise PruneError(f"this is not a trace of format {FORMAT}; write it with Trace.save")
-        step = np.array(values.pop("drop_step"), dtype=np.int32)
-        tuples: dict[str, Any] = {
-            name: tuple(values.pop(name)) for name in ("tokens", "ids", "layers")
-        }
-        return cls(drop_step=np.where(step < 0, NEVER, step), **tuples, **values)
+        return cls(**trace_file.from_plain(values))
 
     def save(self, path: str | Path) -> Path:
-        """Write it as .json or .npz, chosen by the suffix."""
-        file = Path(path)
-        values = self.to_dict()
-        if file.suffix == ".json":
-            data = json.dumps(values).encode()
-        elif file.suffix == ".npz":
-            step = np.array(values.pop("drop_step"), dtype=np.int32)
-            buffer = io.BytesIO()
-            about = np.frombuffer(json.dumps(values).encode(), dtype=np.uint8)
-            np.savez_compressed(buffer, drop_step=step, about=about)
-            data = buffer.getvalue()
-        else:
-            raise PruneError(
-                f"{file} ends neither in .json nor in .npz; use one of them for a trace"
-            )
-        file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, data)
-        return file
+        """Write it as .json or .npz, chosen by the suffix; votes are rounded to float16."""
+        return trace_file.save(self, Path(path))
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
-        """Read what `save` wrote."""
-        file = Path(path)
+        """Read what `save` wrote; to restore tokens, pass the model as `pruned`."""
+        arguments = trace_file.load(Path(path))
         try:
-            if file.suffix == ".npz":
-                with np.load(file, allow_pickle=False) as archive:
-                    values = json.loads(archive["about"].tobytes())
-                    values["drop_step"] = archive["drop_step"]
-            else:
-                values = json.loads(file.read_text(encoding="utf-8"))
-            return cls.from_dict(values)
-        except FileNotFoundError as error:
-            raise PruneError(f"{file} does not exist; write it with Trace.save") from error
-        except PruneError:
-            raise
-        except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise PruneError(f"{file} is not a trace or is damaged: {error}") from error
+            return cls(**arguments)
+        except TypeError as error:
+            raise PruneError(f"{path} is not a trace or is damaged: {error}") from error
 
     def to_html(self, path: str | Path, title: str = "") -> Path:
         """Write the page to explore it: one self-contained file."""

@@ -59,6 +59,7 @@ def page_data(trace: Trace) -> dict[str, Any]:
     from kvprune.explain import parts_of_speech
 
     values = trace.to_dict()
+    del values["votes"]  # as large as the rest of the page
     values["kinds"] = list(KINDS)
     values["kind"] = [KINDS.index(token_kind(token)) for token in trace.tokens]
     available = parts_of_speech.available()
