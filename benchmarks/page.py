@@ -63,6 +63,20 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "training step": ("training step, freed memory kept / given back, processes in turn", ""),
         "reading": ("the same of reading 1,024 tokens", ""),
     },
+    "threads": {
+        "decode, batch 1, quiet": (
+            "time to decode, OpenMP threads spin briefly / at length, quiet machine, batch 1", "",
+        ),
+        "decode, batch 8, quiet": ("the same, batch 8", ""),
+        "read 512 tokens, quiet": ("the same of reading 512 tokens", ""),
+        "training step, quiet": ("the same of a training step", ""),
+        "decode, batch 1, one core busy": (
+            "time to decode, the same beside one busy process, batch 1", "",
+        ),
+        "decode, batch 8, one core busy": ("the same, batch 8", ""),
+        "read 512 tokens, one core busy": ("the same of reading 512 tokens", ""),
+        "training step, one core busy": ("the same of a training step", ""),
+    },
 }  # fmt: skip
 
 
@@ -76,7 +90,7 @@ def page(results: dict[str, dict[str, dict]]) -> str:
     lines = [
         "# Ratios",
         "",
-        "Measured in turn in one process, medians over rounds. `make bench` measures the first "
+        "Measured in turn, medians over rounds. `make bench` measures the first "
         "column again and writes this page; the scripts without `--sizes` measure the second. A ✗ "
         "does not clear its bar.",
         "",

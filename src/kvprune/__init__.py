@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from kvprune.utils.openmp import spin_briefly
 from kvprune.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -51,6 +52,8 @@ _HOME = {
     "load": "adapters.load",
 }
 __all__ = ["__version__", *_HOME]
+
+spin_briefly()
 
 
 def __getattr__(name: str) -> Any:
