@@ -75,3 +75,19 @@ def test_card_of_a_baseline():
     metrics = {"eval_ppl_hard": 3.0, "eval_sparsity_hard": 0.5, "eval_sparsity_hard_layer_0": 0.5}
     measured = model_card(make_config(method=LocalConfig(8)), "x", "gpt2", measured=metrics)
     assert "| | hard gate |" in measured
+
+
+def test_card_says_that_the_target_was_missed():
+    config = make_config(target_sparsity=0.8, gamma=0.3, steps=10)
+
+    def card(reached):
+        metrics = {"eval_ppl_hard": 3.0, "eval_sparsity_hard": reached}
+        return model_card(config, "x", "gpt2", measured=metrics)
+
+    assert "**The target was missed: 41.0% pruned instead of 80.0% after 10 steps" in card(0.41)
+    assert "start with a larger gamma than 0.3" in card(0.41)
+    assert "start with a smaller gamma than 0.3" in card(0.9)
+    assert "missed" not in card(0.785)
+    assert "missed" not in model_card(config, "x", "gpt2")
+    assert "missed" not in model_card(make_config(), "x", "gpt2", measured={"eval_ppl_hard": 3.0,
+                                      "eval_sparsity_hard": 0.1})  # fmt: skip

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -79,6 +80,18 @@ def test_files_of_a_run(finished):
     # evaluated once at the end, not again to report it
     state = json.loads((folder / "checkpoint-6/trainer_state.json").read_text())
     assert [e["step"] for e in state["log_history"] if "eval_loss" in e] == [6]
+
+
+def test_missed_target_is_reported(book, tmp_path):
+    """Two steps cannot prune 95 %: said on stderr, in the JSON and in the card."""
+    out = tmp_path / "missed"
+    args = options(book, "--out", str(out), "--steps", "2", "--target-sparsity", "0.95", "--json")
+    done = CliRunner().invoke(app, args, catch_exceptions=False)
+    missed = json.loads(done.stdout)["missed_target"]
+    assert missed.startswith("the target was missed: ")
+    assert "pruned instead of 95.0% after 2 steps" in missed
+    assert f"kvprune: {missed}" in done.stderr
+    assert missed[1:] in (out / "README.md").read_text()
 
 
 def test_recipe_reproduces_the_run(finished, tmp_path):
@@ -227,3 +240,20 @@ def test_every_setting_has_a_flag():
         for field in fields(config):
             if field.name not in ("method", "sources"):
                 assert f"--{field.name.replace('_', '-')}" in shown
+
+
+def test_help_is_readable_at_80_columns():
+    """Every text has at least a third of the width, and every option a panel of its subject."""
+    shown = CliRunner().invoke(app, ["train", "--help"], env={"COLUMNS": "80"}).stdout
+    own = {"data", "out", "recipe", "method", "start", "resume", "push", "json", "help"}
+    panel = ""
+    for line in shown.splitlines():
+        if line.startswith("╭─ "):
+            panel = line.strip("╭─╮ ")
+        option = re.match(r"│ --([a-z0-9-]+).*?(?:<\w+>|TEXT|NAME|N|X)  ", line)
+        if line.startswith("│ --"):
+            assert option is not None, line
+            assert len(line) - option.end() >= 26, line
+            assert (panel == "Options") == (option[1] in own), line
+    assert panel == "Method"
+    assert len(shown.splitlines()) < 180

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from kvprune.train.config import TrainConfig
+from kvprune.train.target import missed_target
 from kvprune.version import __version__
 
 ARTICLE = "https://arxiv.org/abs/2305.15805"
@@ -59,6 +60,7 @@ def model_card(
         "\n".join(f"- {source}" for source in sources) or "Not recorded.",
         "\n## Measured on held-out text\n",
         *_table(measured or {}),
+        *_warning(missed_target(config, measured or {})),
         f"\n## Settings\n\n```yaml\n{_yaml(recorded)}```\n",
     ]
     return "\n".join(lines)
@@ -88,6 +90,10 @@ def _table(measured: dict[str, float]) -> list[str]:
     shares = [f"{value:.0%}" for name, value in measured.items() if name.startswith(start)]
     lines.append(f"\nGeneration uses the hard gate. By layer: {', '.join(shares)}.")
     return lines
+
+
+def _warning(missed: str) -> list[str]:
+    return [f"\n**{missed[0].upper()}{missed[1:]}.**"] if missed else []
 
 
 def _yaml(values: dict[str, Any]) -> str:

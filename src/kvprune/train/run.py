@@ -19,6 +19,7 @@ from kvprune.integration.host import max_positions
 from kvprune.text.rows import load_rows
 from kvprune.train.checkpoints import last_whole_checkpoint
 from kvprune.train.recipe import Recipe, to_yaml
+from kvprune.train.target import missed_target
 from kvprune.train.trainer import PruningTrainer
 from kvprune.utils.files import write_atomically
 
@@ -34,6 +35,7 @@ class Trained:
     folder: str
     steps: int
     metrics: dict[str, float]  # of the evaluation at the end
+    missed_target: str = ""  # by how much, if target_sparsity was set and not reached
 
 
 def run(
@@ -97,7 +99,8 @@ def run(
         trainer.push_to_hub(**card)
     else:
         trainer.create_model_card(**card)
-    return Trained(str(folder), trainer.state.global_step, metrics)
+    missed = missed_target(recipe.train, metrics)
+    return Trained(str(folder), trainer.state.global_step, metrics, missed)
 
 
 def _refuse_adapter(name: str) -> None:
