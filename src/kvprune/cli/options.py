@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
 Command = Callable[..., Any]
+# of a value in the help; short, since this column takes its width from the texts beside it
+SYMBOLS = {int: "N", float: "X", str: "NAME"}
+SWITCHES = "Switches"
 
 
-def options_of(config: type[Any], leave_out: tuple[str, ...] = ()) -> list[inspect.Parameter]:
-    """One option per field, None if not given; its help is the field's annotation."""
+def options_of(
+    config: type[Any], leave_out: tuple[str, ...] = (), panels: Mapping[str, str] | None = None
+) -> list[inspect.Parameter]:
+    """One option per field, None if not given; its help is the field's annotation.
+
+    `panels`: the panel of the help by field. Switches are in one of their own: their second name,
+    --no-…, is a column, empty for all others.
+    """
     hints = get_type_hints(config, include_extras=True)
     options = []
     for field in fields(config):
@@ -23,7 +32,14 @@ def options_of(config: type[Any], leave_out: tuple[str, ...] = ()) -> list[inspe
         if get_origin(hint) is Annotated:
             hint, help_text = get_args(hint)[:2]
         shown: Any = False if field.default in (MISSING, None) else str(field.default)
-        option = typer.Option(help=help_text, show_default=shown)
+        kinds = get_args(hint) if type(None) in get_args(hint) else (hint,)
+        panel = SWITCHES if bool in kinds else (panels or {}).get(field.name)
+        symbol = SYMBOLS.get(kinds[0])
+        if get_origin(kinds[0]) is Literal:
+            symbol, help_text = SYMBOLS[str], f"{help_text} ({', '.join(get_args(kinds[0]))})"
+        option = typer.Option(
+            help=help_text, show_default=shown, metavar=symbol, rich_help_panel=panel
+        )
         options.append(
             inspect.Parameter(
                 field.name,

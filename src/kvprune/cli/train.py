@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,19 +17,42 @@ from kvprune.train.config import TrainConfig
 from kvprune.utils.malloc import keep_memory
 
 METHOD = tuple(method for method in METHODS.values() if method.trainable)
+# the help in parts; a field that is missing here would end up among the options of the run
+PANELS = {
+    "How much is pruned": (
+        "gamma", "target_sparsity", "alpha_start", "alpha_end", "alpha_schedule", "alpha_share",
+    ),
+    "What is trained": (
+        "tune", "interaction_lr", "base_lr", "lr_schedule", "warmup", "max_grad_norm", "distill",
+        "lora_rank", "lora_alpha",
+    ),
+    "Steps": ("steps", "batch", "accumulation", "seed"),
+    "Measuring and saving": (
+        "log_every", "probe_every", "probe_rows", "eval_every", "save_every", "keep_checkpoints",
+    ),
+    "Text": (
+        "length", "held_out", "held_out_source", "text_field", "rows_per_document", "max_tokens",
+        "cache_dir",
+    ),
+    "Method": (
+        "rank", "beta", "gate", "protect_first", "protect_recent", "threshold", "window", "stride",
+    ),
+}  # fmt: skip
+PANEL = {name: panel for panel, names in PANELS.items() for name in names}
 
 
 @with_options(
-    options_of(TrainConfig, leave_out=("method",)),
-    options_of(DataConfig, leave_out=("sources", "seed")),
-    *(options_of(config, leave_out=("alpha",)) for config in METHOD),
+    options_of(TrainConfig, ("method",), PANEL),
+    options_of(DataConfig, ("sources", "seed"), PANEL),
+    *(options_of(config, ("alpha",), PANEL) for config in METHOD),
 )
 def train(
     model: Annotated[
         str | None, typer.Argument(help="A folder, or a name: hub or kvprune models.")
     ] = None,
     data: Annotated[
-        list[str] | None, typer.Option(help="Text: files, folders, hub datasets; repeatable.")
+        list[str] | None,
+        typer.Option(help="Text: files, folders, hub datasets; repeatable.", metavar="TEXT"),
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the run.")] = Path("kvprune-run"),
     recipe: Annotated[
@@ -72,6 +96,8 @@ def train(
     keep_memory()
     chosen = make_recipe(merge_settings(read_yaml(recipe) if recipe else {}, over))
     result = run(chosen, out, resume, push)
+    if result.missed_target:
+        print(f"kvprune: {result.missed_target}", file=sys.stderr)
     if as_json:
         print(json.dumps(asdict(result)))
         return
