@@ -164,7 +164,17 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
         raise
     if with_lora and not merge:
         pruned.on_detach(lora.remove)
+    pruned.has_base = not (with_lora and merge) and not is_full_model(file.parent)
+    pruned.name = _adapter_name(file)
     return pruned
+
+
+def _adapter_name(file: Path) -> str:
+    """Its folder's name, which is that of the registry; of a hub snapshot, the repository's."""
+    folder = file.parent.resolve()
+    if folder.parent.name == "snapshots":  # models--owner--name/snapshots/commit
+        return folder.parent.parent.name.split("--")[-1]
+    return folder.name
 
 
 def _fill(pruned: Pruned, tensors: dict[str, Tensor], file: Path) -> None:

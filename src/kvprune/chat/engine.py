@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -239,8 +238,8 @@ class Chat:
             raise PruneError("a dense model forgets nothing; load an adapter with --adapter")
         if not isinstance(self._cache, PrunedCache) or not self.seen:
             raise PruneError("nothing was read yet; say something first")
-        name = Path(self.model.config.name_or_path or "").name
-        return Trace.from_cache(self._cache, self.template.tokenizer, self.tokens, model=name)
+        tokenizer = self.template.tokenizer
+        return Trace.from_cache(self._cache, tokenizer, self.tokens, pruned=self.pruned)
 
 
 def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:

@@ -73,7 +73,7 @@ def study_corpus(
         raise PruneError(
             f"no document of {', '.join(sources)} has {length} tokens; lower the length"
         )
-    counts = statistics([Trace.from_ids(pruned, tokenizer, row) for row in ids])
+    counts = statistics([Trace.from_ids(pruned, tokenizer, row, votes=False) for row in ids])
     trace, starts = trace_texts(pruned, tokenizer, texts)
     # the rows hold no distances beyond their length
     by_distance = counts.kept_by_distance if len(trace.tokens) <= length else None

@@ -19,6 +19,7 @@ class Miss(NamedTuple):
     token: int
     loss: float  # -log p, as pruned
     dense_loss: float
+    open_loss: float  # with every token brought back
     returns: tuple[Return, ...] = ()  # those that help most, best first
 
     @property

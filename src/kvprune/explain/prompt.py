@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvprune.errors import PruneError
@@ -43,5 +41,4 @@ def trace_prompt(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=write, pad_token_id=pad,
         past_key_values=PrunedCache(pruned, record=True), return_dict_in_generate=True, **options,
     )  # fmt: skip
-    name = Path(pruned.model.config.name_or_path or "").name
-    return replace(Trace.from_generate(out, tokenizer, ids)[0], model=name)
+    return Trace.from_generate(out, tokenizer, ids, pruned=pruned)[0]

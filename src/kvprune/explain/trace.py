@@ -91,21 +91,40 @@ class Trace:
         return {**vars(self), "pruned": None}
 
     @classmethod
-    def from_text(cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, text: str) -> Trace:
-        """Process the text as a prompt and record what each layer drops."""
+    def from_text(
+        cls,
+        pruned: Pruned,
+        tokenizer: PreTrainedTokenizerBase,
+        text: str,
+        cost: bool = False,
+        misses: int = 0,
+        progress: bool = False,
+    ) -> Trace:
+        """Process the text as a prompt and record what each layer drops, and why.
+
+        cost: also the loss of every token, pruned and dense. misses: also the number of tokens to
+        explain that suffered most, which takes some seconds each.
+        """
         ids = tokenizer(text).input_ids
         if not text or not ids:
             raise PruneError("the text is empty; give the model something to read")
-        return cls.from_ids(pruned, tokenizer, ids)
+        trace = cls.from_ids(pruned, tokenizer, ids)
+        if misses:
+            return trace.with_misses(misses, progress=progress)
+        return trace.with_cost() if cost else trace
 
     @classmethod
     def from_ids(
-        cls, pruned: Pruned, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]
+        cls,
+        pruned: Pruned,
+        tokenizer: PreTrainedTokenizerBase,
+        ids: Sequence[int],
+        votes: bool = True,
     ) -> Trace:
-        """`from_text` for a text that is already tokenised."""
-        import torch
-
+        """`from_text` for a text that is already tokenised; `votes` take 8 r L bytes a token."""
         from kvprune.cache.pruned_cache import PrunedCache
+        from kvprune.explain.measure import origin
+        from kvprune.explain.replay import collecting_votes, read
         from kvprune.integration.host import max_positions
 
         limit = max_positions(pruned.model)
@@ -114,11 +133,10 @@ class Trace:
                 f"the text has {len(ids)} tokens, but the model has {limit} positions; shorten it"
             )
         cache = PrunedCache(pruned, record=True)
-        row = torch.tensor([list(ids)], device=pruned.model.device)
-        with torch.no_grad(), pruned.evaluating():
-            pruned.model.base_model(input_ids=row, past_key_values=cache, use_cache=True)
-        name = Path(pruned.model.config.name_or_path or "").name
-        return cls.from_cache(cache, tokenizer, ids, model=name)
+        with collecting_votes(pruned) as found:
+            read(pruned, ids, cache)
+        arguments = _row(cache, 0, list(ids), tokenizer) | origin(pruned)
+        return cls(prompt=len(ids), votes=found() if votes else None, **arguments)
 
     @classmethod
     def from_cache(
@@ -127,9 +145,14 @@ class Trace:
         tokenizer: PreTrainedTokenizerBase,
         ids: Sequence[int],
         model: str = "",
+        pruned: Pruned | None = None,
     ) -> Trace:
-        """The record of a cache with one row, created with record=True; `ids`: its tokens."""
-        return cls(prompt=len(ids), model=model, **_row(cache, 0, list(ids), tokenizer))
+        """The record of a cache with one row, created with record=True; `ids`: its tokens.
+
+        With `pruned`, whose cache it is, also the votes.
+        """
+        arguments = {"prompt": len(ids), "model": model, **_row(cache, 0, list(ids), tokenizer)}
+        return cls(**arguments | _origin(arguments, pruned))
 
     @classmethod
     def from_generate(
@@ -138,13 +161,14 @@ class Trace:
         tokenizer: PreTrainedTokenizerBase,
         prompt: Tensor,
         attention_mask: Tensor | None = None,
+        pruned: Pruned | None = None,
     ) -> list[Trace]:
         """One trace per row of the output of `generate`, from the record of its cache.
 
         out = model.generate(prompt, attention_mask=mask, return_dict_in_generate=True,
                              past_key_values=PrunedCache(pruned, record=True))
         The last token was generated but never processed: it drops nothing. Tokens after a row's
-        end token are left out.
+        end token are left out. With `pruned`, whose cache it is, also the votes.
         """
         cache, sequences = out.past_key_values, out.sequences
         if getattr(out, "beam_indices", None) is not None or len(cache.drop_step[0]) != len(
@@ -163,7 +187,8 @@ class Trace:
                 given = [token for token, is_real in zip(given, real, strict=True) if is_real]
             end = next((i + 1 for i, token in enumerate(written) if token in ends), None)
             ids = given + written[:end]
-            traces.append(cls(prompt=len(given), **_row(cache, row, ids, tokenizer)))
+            arguments = {"prompt": len(given), **_row(cache, row, ids, tokenizer)}
+            traces.append(cls(**arguments | _origin(arguments, pruned)))
         return traces
 
     @property
@@ -203,7 +228,7 @@ class Trace:
 
         layer: its index in `layers`, as in all methods.
         """
-        self._check_token(token, layer)
+        self.check_place(token, layer)
         return self._votes().scores(token, layer)
 
     @cached_property
@@ -222,7 +247,7 @@ class Trace:
 
     def runners_up(self, token: int, layer: int, most: int = RUNNERS) -> list[int]:
         """The first later tokens that would have dropped it too, after the one that did."""
-        self._check_token(token, layer)
+        self.check_place(token, layer)
         scores, votes = self.scores(token, layer), self._votes()
         voter = np.arange(len(scores))
         with np.errstate(invalid="ignore"):
@@ -246,15 +271,45 @@ class Trace:
         """Their scores, NaN for none: (L, T, 3)."""
         return self.runners.scores
 
+    def with_cost(self, pruned: Pruned | None = None) -> Trace:
+        """The same with `loss`, `dense_loss` and `open_loss`: three forward passes."""
+        from kvprune.explain import measure
+
+        return measure.with_cost(self, pruned)
+
+    def with_misses(
+        self,
+        most: int = 10,
+        tries: int = 6,
+        pruned: Pruned | None = None,
+        progress: bool = False,
+    ) -> Trace:
+        """The same with the losses and `misses`: the tokens that suffered most, and why.
+
+        For each, as many returns of dropped tokens as `tries` are tried, those that a backward
+        pass favours: half of them in all layers at once, half in a single layer.
+        """
+        from kvprune.explain import measure
+
+        return measure.with_misses(self, most, tries, pruned, progress)
+
     def restore(
         self, token: int, layer: int | None = None, pruned: Pruned | None = None
     ) -> np.ndarray:
         """The loss of every token, had this one not been dropped in that layer: (T,).
 
-        layer: its index in `layers`; None: all of them. Every other decision is as recorded.
-        `pruned`: the model, for a trace that was loaded from a file.
+        layer: its index in `layers`; None: all of them. Every other decision is as recorded, so a
+        token that was not dropped changes nothing. `pruned`: the model, for a trace from a file.
         """
-        raise NotImplementedError
+        return self.restore_all([(token, layer)], pruned)
+
+    def restore_all(
+        self, places: Sequence[tuple[int, int | None]], pruned: Pruned | None = None
+    ) -> np.ndarray:
+        """`restore` for several at once, each (token, layer or None); for none, the loss as is."""
+        from kvprune.explain import measure
+
+        return measure.restore(self, places, pruned)
 
     def _votes(self) -> Votes:
         if self.votes is None:
@@ -265,7 +320,8 @@ class Trace:
             )
         return self.votes
 
-    def _check_token(self, token: int, layer: int | None) -> None:
+    def check_place(self, token: int, layer: int | None) -> None:
+        """Raise if the trace has no such token, or no layer with this index."""
         L, T = self.drop_step.shape
         if not 0 <= token < T:
             raise PruneError(f"token {token} is not in the text; it has tokens 0 to {T - 1}")
@@ -277,24 +333,9 @@ class Trace:
 
     def to_pandas(self) -> pandas.DataFrame:
         """One row per layer and token; drop_step and dropper are missing if it stayed."""
-        import pandas
+        from kvprune.explain.table import to_pandas
 
-        L, T = self.drop_step.shape
-        step = self.drop_step.reshape(-1)
-        dropped = step < NEVER
-        position = np.tile(np.arange(T), L)
-        droppers = [self.tokens[i] if i < T else None for i in step.tolist()]
-        return pandas.DataFrame(
-            {
-                "layer": np.repeat(self.layers, T),
-                "position": position,
-                "token": [self.tokens[i] for i in position],
-                "id": np.tile(self.ids, L),
-                "drop_step": pandas.array(step, dtype="Int64").copy(),
-                "dropper": droppers,
-                "written": position >= self.prompt,
-            }
-        ).assign(drop_step=lambda table: table["drop_step"].where(dropped))
+        return to_pandas(self)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values; the step of a token that stays is -1, and NaN is None."""
@@ -354,3 +395,13 @@ def _row(
         "kept_bytes": sum(column.nbytes for column in table.columns.values()) // slots,
         "dense_bytes": dense,
     }
+
+
+def _origin(arguments: dict[str, Any], pruned: Pruned | None) -> dict[str, Any]:
+    """Further arguments of Trace, for a record whose model is known."""
+    if pruned is None:
+        return {}
+    from kvprune.explain import measure
+
+    votes = measure.votes_of(pruned, arguments["ids"], arguments["drop_step"])
+    return {**measure.origin(pruned), "votes": votes}

@@ -112,12 +112,12 @@ def _about(trace: Trace) -> dict[str, Any]:
     values: dict[str, Any] = {name: list(getattr(trace, name)) for name in TUPLES}
     values |= {name: getattr(trace, name) for name in PLAIN}
     # a named tuple is a list in JSON
-    values["misses"] = [[*miss[:3], [list(back) for back in miss.returns]] for miss in trace.misses]
+    values["misses"] = [[*miss[:4], [list(back) for back in miss.returns]] for miss in trace.misses]
     return values
 
 
-def _miss(token: int, loss: float, dense_loss: float, returns: list[list[Any]]) -> Miss:
-    return Miss(token, loss, dense_loss, tuple(Return(*back) for back in returns))
+def _miss(token: int, loss: float, dense: float, opened: float, returns: list[list[Any]]) -> Miss:
+    return Miss(token, loss, dense, opened, tuple(Return(*back) for back in returns))
 
 
 def _rules(votes: Votes) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from kvprune.errors import PruneError
 from kvprune.ops.never import NEVER
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from kvprune.methods.base import Method
     from kvprune.methods.interaction import Ballot
 
@@ -53,9 +55,9 @@ class Votes:
         """The votes of one row, from what each layer brought: (1, T, r)."""
         rule = method.protection()
         return cls(
-            np.stack([ballot.q_int[0].float().cpu().numpy() for ballot in ballots]),
-            np.stack([ballot.k_int[0].float().cpu().numpy() for ballot in ballots]),
-            np.stack([ballot.beta.float().cpu().numpy().reshape(()) for ballot in ballots]),
+            np.stack([_numpy(ballot.q_int[0]) for ballot in ballots]),
+            np.stack([_numpy(ballot.k_int[0]) for ballot in ballots]),
+            np.stack([_numpy(ballot.beta).reshape(()) for ballot in ballots]),
             float(getattr(method, "threshold", 0.0)),
             rule.first,
             rule.recent,
@@ -109,3 +111,8 @@ class Votes:
                 steps[layer, token, k] = voter
                 scores[layer, token, k] = table[voter, token]
         return Runners(steps, scores)
+
+
+def _numpy(values: Tensor) -> np.ndarray:
+    array: np.ndarray = values.detach().float().cpu().numpy()
+    return array

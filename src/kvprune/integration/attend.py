@@ -12,7 +12,7 @@ from kvprune.cache.layer import PrunedLayer
 from kvprune.cache.record import Record
 from kvprune.cache.slots import Slots
 from kvprune.errors import PruneError
-from kvprune.integration.forward_pass import ForwardPass, LayerOutcome
+from kvprune.integration.forward_pass import ForwardPass, LayerOutcome, Observed
 from kvprune.integration.layer import Layer
 from kvprune.methods.base import Reading, Step
 from kvprune.methods.interaction import Ballot
@@ -97,7 +97,9 @@ def read(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer | 
                 columns = {name: torch.cat([held[name], columns[name]], 1) for name in held}
                 key, value = torch.cat([past.keys, key], 2), torch.cat([past.values, value], 2)
         below = run.steps.get(number - 1) if method.ties_layers else None
-        reading = Reading(timeline, token, call.query, key, call.form, ballot, columns, below)
+        reading = Reading(
+            timeline, token, call.query, key, call.form, ballot, columns, below, number
+        )
         steps = method.drop_steps(reading)
         run.steps[number] = (token, steps)
         T = call.query.shape[2]
@@ -105,6 +107,8 @@ def read(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer | 
         kept = kept_pairs(steps, timeline)
         run.leave(call.layer, LayerOutcome(timeline, kept, own.where(own < T, NEVER)))
     out = hard_attention(call.query, key, value, steps, call.form)
+    if run.observer is not None:
+        run.observer(Observed(number, call.query, key, value, call.form, steps, ballot, out))
     if store is not None:
         if store.record is not None:
             _note(store.record, timeline, token, steps)
@@ -124,7 +128,7 @@ def decode(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer)
         # with every gate open no score is low enough, but k_int is stored all the same
         votes = Votes(ballot.q_int[:, 0], ballot.k_int[:, 0], ballot.beta, KEEP_ALL)
     below = run.dropped.get(number - 1) if method.ties_layers else None
-    votes, also_drop = method.decode(Step(table, now, votes, below))
+    votes, also_drop = method.decode(Step(table, now, votes, below, number))
     new = NewToken(
         call.query, call.key, call.value, now, timeline.active, method.new_columns(call.key)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from kvprune.integration.layer import Layer
 from kvprune.methods.base import Method
 from kvprune.methods.interaction import Ballot
 from kvprune.ops.decode.table import Table
+from kvprune.ops.form import AttentionForm
 from kvprune.ops.timeline import Timeline, make_timeline
 
 
@@ -24,9 +26,16 @@ class ForwardPass:
     """
 
     def __init__(
-        self, method: Method, alpha: float, hard: bool, training: bool, cache: PrunedCache | None
+        self,
+        method: Method,
+        alpha: float,
+        hard: bool,
+        training: bool,
+        cache: PrunedCache | None,
+        observer: Observer | None = None,
     ):
         self.method, self.alpha, self.hard, self.cache = method, alpha, hard, cache
+        self.observer = observer
         self.begun_by: nn.Module | None = None  # the module whose call it is
         self.outcome: Outcome | None = Outcome(training, hard)
         self._timeline: Timeline | None = None
@@ -59,6 +68,22 @@ class ForwardPass:
         assert outcome is not None, "a pass ends once"
         self.cache, self.steps, self.dropped = None, {}, {}
         return outcome
+
+
+class Observed(NamedTuple):
+    """One layer's attention in a hard pass over tokens: what it was given, and what it gave."""
+
+    layer: int  # its number among the pruned layers
+    query: Tensor  # (B, Hq, T, D)
+    key: Tensor  # (B, H, P + T, D)
+    value: Tensor  # (B, H, P + T, Dv)
+    form: AttentionForm
+    drop_step: Tensor  # (B, P + T), as `Method.drop_steps` gives it
+    ballot: Ballot | None
+    output: Tensor  # (B, Hq, T, Dv), part of the graph if there is one
+
+
+Observer = Callable[[Observed], None]
 
 
 class LayerOutcome(NamedTuple):

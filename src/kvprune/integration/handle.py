@@ -24,7 +24,7 @@ from transformers import (
 
 from kvprune.errors import PruneError
 from kvprune.integration import attention, host
-from kvprune.integration.forward_pass import Outcome
+from kvprune.integration.forward_pass import Observer, Outcome
 from kvprune.integration.hooks import Hooks
 from kvprune.integration.layer import Layer, layer_of
 from kvprune.methods.base import Method
@@ -69,6 +69,10 @@ class Pruned:
     def __init__(self, model: PreTrainedModel, config: Method, sites: list[host.Site]):
         self.model, self.config = model, config
         self._working = config
+        self.name = ""  # of the adapter; `load` sets it
+        # whether the weights without LoRA are the base's: not if it was merged or all were trained
+        self.has_base = True
+        self.observer: Observer | None = None
         self._alpha = config.start_alpha
         self._hard: bool | None = None
         self.left_alone = {site.name: site.left_alone for site in sites if site.left_alone}
@@ -150,11 +154,29 @@ class Pruned:
     @contextmanager
     def dense(self) -> Iterator[None]:
         """Every gate open for a while: the model without pruning, though it stays attached."""
-        config, self._working = self._working, DenseConfig()
+        with self.following(DenseConfig()):
+            yield
+
+    @contextmanager
+    def following(self, method: Method) -> Iterator[None]:
+        """Another method for a while; one that has no weights of its own."""
+        config, self._working = self._working, method
         try:
             yield
         finally:
             self._working = config
+
+    @contextmanager
+    def observing(self, observer: Observer) -> Iterator[None]:
+        """For a while, call `observer` with what each layer's attention is given and gives.
+
+        In hard passes over several tokens; not for methods that watch attention (TOVA, H2O).
+        """
+        before, self.observer = self.observer, observer
+        try:
+            yield
+        finally:
+            self.observer = before
 
     @property
     def last_pass(self) -> Outcome:

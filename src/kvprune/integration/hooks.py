@@ -105,8 +105,8 @@ class Hooks:
             self.last_training = outcome
 
     def new_pass(self, cache: PrunedCache | None) -> ForwardPass:
-        pruned = self.pruned
-        return ForwardPass(pruned.working, pruned.alpha, pruned.drops, pruned.model.training, cache)
+        own, training = self.pruned, self.pruned.model.training
+        return ForwardPass(own.working, own.alpha, own.drops, training, cache, own.observer)
 
     def _check_attention(self) -> None:
         for site in self.pruned.sites:

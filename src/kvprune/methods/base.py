@@ -39,6 +39,7 @@ class Reading(NamedTuple):
     ballot: Ballot | None  # q_int of the queries and k_int of all keys, if the layer has them
     columns: Mapping[str, Tensor]  # (B, P + T, ...), what the method stores with each token
     below: tuple[Tensor, Tensor] | None  # token numbers and drop steps of the layer below
+    layer: int = 0  # its number among the pruned layers
 
 
 class Step(NamedTuple):
@@ -48,6 +49,7 @@ class Step(NamedTuple):
     now: Tensor  # (B,), the number of the new token
     votes: Votes | None  # what the new token brings to a vote; as it is, it drops nothing
     below: Tensor | None  # (B, S), tokens that the layer below dropped in this step; -1 for none
+    layer: int = 0  # its number among the pruned layers
 
 
 @dataclass(frozen=True)
