@@ -73,7 +73,7 @@ def conversations(documents: list[Document], count: int) -> list[dict[str, Any]]
 
 
 def batches(left: list[dict[str, Any]], size: int) -> Iterator[list[dict[str, Any]]]:
-    """Of similar length, one way of drawing each; a group at a time, so that all kinds come early."""
+    """Of similar length and drawn in one way; group by group, so that all kinds come early."""
     group = 16 * size
     for start in range(0, len(left), group):
         for sampled in (True, False):

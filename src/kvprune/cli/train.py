@@ -23,8 +23,8 @@ PANELS = {
         "gamma", "target_sparsity", "alpha_start", "alpha_end", "alpha_schedule", "alpha_share",
     ),
     "What is trained": (
-        "tune", "interaction_lr", "base_lr", "lr_schedule", "warmup", "max_grad_norm", "distill",
-        "lora_rank", "lora_alpha",
+        "tune", "interaction_lr", "base_lr", "lr_schedule", "warmup", "max_grad_norm", "average",
+        "distill", "teacher_cache", "lora_rank", "lora_alpha",
     ),
     "Steps": ("steps", "batch", "accumulation", "seed"),
     "Measuring and saving": (

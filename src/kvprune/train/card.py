@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def model_card(
         "tags": ["kvprune", "kv-cache", config.method.method],
         **front,
     }
-    recorded = {**(settings or {}), "train": config.to_dict()}
+    # a folder of this machine
+    recorded = {**(settings or {}), "train": replace(config, teacher_cache=None).to_dict()}
     if steps is not None:
         recorded["steps_done"] = steps
     lines = [

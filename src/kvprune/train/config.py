@@ -42,6 +42,9 @@ class TrainConfig:
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"
     ] = "constant"
+    average: Annotated[
+        int, "evaluate and save the mean of the weights over about this many steps; 0: the last"
+    ] = 0
     warmup: Annotated[int, "steps in which the learning rates rise from 0"] = 0
     tune: Annotated[
         Tune, "train all weights (the paper), the interaction only, or interaction and LoRA"
@@ -51,6 +54,9 @@ class TrainConfig:
     distill: Annotated[
         float, "share of the KL to the dense model in the language loss; the rest is next-token"
     ] = 0.0
+    teacher_cache: Annotated[
+        str | None, "folder for what the dense model says, read again in later epochs and runs"
+    ] = None
     steps: Annotated[int, "optimizer steps"] = 1000
     batch: Annotated[int, "rows per forward pass, on each device"] = 4
     accumulation: Annotated[int, "forward passes per step"] = 1
@@ -77,7 +83,8 @@ class TrainConfig:
         for name in ("steps", "batch", "accumulation", "lora_rank", "log_every", "probe_every",
                      "probe_rows", "eval_every", "save_every", "keep_checkpoints"):  # fmt: skip
             check_number(self, name, integer=True, at_least=1)
-        check_number(self, "warmup", integer=True, at_least=0)
+        for name in ("warmup", "average"):
+            check_number(self, name, integer=True, at_least=0)
         for name in ("gamma", "interaction_lr", "base_lr", "lora_alpha", "max_grad_norm"):
             check_number(self, name, at_least=0)
         for name in ("distill", "alpha_share"):

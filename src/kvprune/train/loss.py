@@ -25,14 +25,18 @@ class PruningLoss:
     distill: float = 0.0
 
     def __call__(
-        self, next_token: Tensor, kl: Tensor | None, keep: Tensor, gamma: float | None
+        self, next_token: Tensor | None, kl: Tensor | None, keep: Tensor, gamma: float | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss and its parts, as they are logged. keep: (L,); no γ: no sparsity loss."""
-        parts = {"loss_next_token": next_token}
-        language = next_token
-        if kl is not None:
-            parts["loss_kl"] = kl
+        """The loss and its parts, as they are logged. keep: (L,); no γ: no sparsity loss.
+
+        One of next_token and kl is enough if the other has no weight.
+        """
+        both = {"loss_next_token": next_token, "loss_kl": kl}
+        parts = {name: part for name, part in both.items() if part is not None}
+        if next_token is not None and kl is not None:
             language = (1 - self.distill) * next_token + self.distill * kl
+        else:
+            (language,) = parts.values()
         parts["loss_language"] = language
         if gamma is None:
             return language, parts

@@ -2,11 +2,13 @@
 
 prepare       attach pruning and LoRA, scale the interaction weights, freeze the rest
 loss          language + distillation + sparsity
+distillation  the teacher, and the KL to it
 alpha         the schedule of α, a callback
 gamma         the control of γ, a callback
 evaluation    soft and hard perplexity and sparsity; the probe, a callback
 metrics       what is logged, a callback
 parameters    learning rates
+average       the mean of the weights over steps, a callback
 checkpoints   atomic checkpoints
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -33,7 +36,6 @@ from transformers import (
 from transformers.trainer_utils import EvalLoopOutput, rotate_checkpoints
 
 from kvprune.adapters import lora
-from kvprune.adapters.dense import as_base_model
 from kvprune.adapters.load import fill
 from kvprune.adapters.save import describe_base, save
 from kvprune.adapters.saved_file import FILE
@@ -41,10 +43,12 @@ from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, Sparsity
 from kvprune.train import checkpoints
 from kvprune.train.alpha import AlphaSchedule
+from kvprune.train.average import WeightAverage
 from kvprune.train.card import model_card
 from kvprune.train.config import TrainConfig
 from kvprune.train.console import LineCallback, ProgressBarCallback
 from kvprune.train.distill import kl_to_teacher
+from kvprune.train.distillation import Distillation
 from kvprune.train.evaluation import Evaluation, SparsityProbe, hard_sparsity, spaced_rows
 from kvprune.train.gamma import GammaControl, GammaState
 from kvprune.train.loss import REMEDY, PruningLoss, count_pairs, next_token_loss
@@ -112,6 +116,11 @@ class PruningTrainer(Trainer):
     def _add_parts(self) -> None:
         config, accelerator = self.config, self.accelerator
         self.loss = PruningLoss(config.distill)
+        if config.distill:
+            self.distillation = Distillation(
+                self.pruned, self.teacher, accelerator.autocast, self._compares_hidden_states(),
+                config.teacher_cache,
+            )  # fmt: skip
         self.evaluation = Evaluation(self.pruned, accelerator.gather_for_metrics)
         self.checkpoints = checkpoints.CheckpointWriter(
             self.args.should_save, accelerator.wait_for_everyone
@@ -122,6 +131,12 @@ class PruningTrainer(Trainer):
         self.gamma = GammaControl(
             config.gamma, config.target_sparsity, self.probe, self._from_first_process
         )
+        # None with average=0; FSDP's shards have other names and shapes than checkpoints
+        self.average = WeightAverage(self.pruned.model, config.average) if config.average else None
+        if self.average is not None:
+            if self.is_fsdp_enabled:
+                raise PruneError(f"average={config.average} does not work with FSDP; use 0")
+            self.add_callback(self.average)
         self.add_callback(self.alpha)
         self.add_callback(self.metrics)
         if config.prunes and self.eval_dataset is not None:
@@ -133,6 +148,11 @@ class PruningTrainer(Trainer):
         ):
             if self.pop_callback(default) is not None:
                 self.add_callback(callback)
+
+    def _compares_hidden_states(self) -> bool:
+        # a wrapper of the model may not pass on what this needs, and a compiled one would not gain
+        plain = self.accelerator.num_processes == 1 and not self.is_fsdp_enabled
+        return self.config.distill == 1 and plain and not self.config.compile
 
     @property
     def folder(self) -> Path:
@@ -176,15 +196,20 @@ class PruningTrainer(Trainer):
             if labels is not None:
                 self.evaluation.add(outputs["logits"], labels)
             return (loss, outputs) if return_outputs else loss
-        teacher = self._teacher_logits(model, inputs) if self.config.distill else None
         # Trainer takes the mean over the labels of the global step, times the number of devices,
         # as DDP averages over them; the other parts do the same
-        language, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
         devices = self.accelerator.num_processes
-        kl = None
-        if teacher is not None:
-            total = kl_to_teacher(outputs["logits"], teacher, inputs["labels"])
-            kl = total * devices / num_items_in_batch
+        language = kl = outputs = None
+        if self.config.distill == 1:
+            kl = self.distillation.kl(model, inputs) * devices / num_items_in_batch
+        else:
+            teacher = None
+            if self.config.distill:
+                teacher = self.distillation.teacher_logits(model, inputs)
+            language, outputs = super().compute_loss(model, dict(inputs), True, num_items_in_batch)
+            if teacher is not None:
+                total = kl_to_teacher(outputs["logits"], teacher, inputs["labels"])
+                kl = total * devices / num_items_in_batch
         pairs = count_pairs(inputs)
         keep = self.pruned.keep_by_layer() * (pairs * devices / self._pairs_in_step)
         gamma = self.gamma.value if self.config.prunes else None
@@ -194,17 +219,6 @@ class PruningTrainer(Trainer):
             raise self._stopped(f"the loss is {loss.item()} ({numbers})")
         self.metrics.add({**parts, "keep": keep})
         return (loss, outputs) if return_outputs else loss
-
-    @torch.no_grad()
-    def _teacher_logits(self, model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        inputs = {name: value for name, value in inputs.items() if name != "labels"}
-        if self.teacher is None:
-            with as_base_model(self.pruned):
-                logits: Tensor = model(**inputs)["logits"]
-        else:
-            with self.accelerator.autocast():
-                logits = self.teacher(**inputs).logits
-        return logits
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         trainer: Any = super()
@@ -242,7 +256,8 @@ class PruningTrainer(Trainer):
         )
         both = self.config.prunes and description == "Evaluation"
         self.alpha.apply(self.state)
-        with self.metrics.paused():
+        mean = nullcontext() if self.average is None else self.average.applied()
+        with self.metrics.paused(), mean:
             return self.evaluation.run(
                 loop, ("soft", "hard") if both else ("hard",), metric_key_prefix
             )
@@ -306,6 +321,8 @@ class PruningTrainer(Trainer):
                 if best is not None and Path(best).parent == staged.parent:
                     self.state.best_model_checkpoint = str(run / Path(best).name)
                 if self.args.should_save:
+                    if self.average is not None:
+                        self.average.save(staged)
                     checkpoints.write_settings(
                         staged, self.config.to_dict(), asdict(self.gamma.state)
                     )
@@ -322,6 +339,8 @@ class PruningTrainer(Trainer):
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         config, gamma = checkpoints.read_settings(Path(checkpoint))
         self.gamma.state = GammaState(**gamma)
+        if self.average is not None:
+            self.average.restore(Path(checkpoint))
         current = self.config.to_dict()
         for name, value in config.items():
             if current.get(name) != value:
