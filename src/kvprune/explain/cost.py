@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
+
+# a token and a layer, by its row in `drop_step`; None: in every layer
+Place: TypeAlias = tuple[int, int | None]
 
 
 class Return(NamedTuple):
     """A dropped token that is brought back, and the loss of the token that missed it."""
 
     token: int
-    layer: int | None  # its row in `drop_step`; None: brought back in every layer
+    layer: int | None  # its row in `drop_step`; None: in every layer
     loss: float
 
 

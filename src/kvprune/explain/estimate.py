@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvprune.explain.replay import last_logits, recorded, row
 from kvprune.integration.forward_pass import Observed
-from kvprune.ops.attend.blocks import at_least_float32, group_heads, softmax_with_sinks
+from kvprune.ops.attend.blocks import at_least_float32
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
@@ -46,25 +46,29 @@ def estimated_change(
 
 def _by_key(layer: Observed, gradient: Tensor) -> Tensor:
     """Σ over heads and queries of the gradient × the change of the output, per key: (T,)."""
-    q, k, v, step = layer.query.detach(), layer.key.detach(), layer.value.detach(), layer.drop_step
-    T, heads = k.shape[2], k.shape[1]
-    scaled = group_heads(q * layer.form.scaling, heads)
-    logits = at_least_float32(torch.matmul(scaled, k.transpose(2, 3)))  # (1, H, G·T, T)
-    if layer.form.softcap is not None:
-        logits = (logits / layer.form.softcap).tanh() * layer.form.softcap
-    index = torch.arange(T, device=q.device)
-    past, gone = index <= index[:, None], index[:, None] >= step[0]  # query × key
-    repeat = q.shape[1] // heads
-    visible, dropped = (past & ~gone).repeat(repeat, 1), (past & gone).repeat(repeat, 1)
-    masked = logits.where(visible, -torch.inf)
-    # the softmax over what is visible gives its normaliser: log Σ exp = logit − log weight
-    top = masked.argmax(-1, keepdim=True)
-    weight = softmax_with_sinks(masked, layer.form.sinks).gather(-1, top)
-    normaliser = logits.gather(-1, top) - weight.log()
-    share = torch.sigmoid(logits - normaliser).where(dropped, 0.0)  # w / (1 + w)
-    g, o = group_heads(gradient, heads).float(), group_heads(layer.output.detach(), heads).float()
-    gain = torch.matmul(g, v.float().transpose(2, 3)) - (g * o).sum(-1, keepdim=True)
-    return (share * gain).sum(dim=(0, 1, 2))
+    step, form = layer.drop_step[0], layer.form
+    q, k, v, o, g = (
+        at_least_float32(x.detach()[0])
+        for x in (layer.query, layer.key, layer.value, layer.output, gradient)
+    )
+    group = len(q) // len(k)
+    k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)  # (Hq, T, D)
+    logits = torch.matmul(q * form.scaling, k.transpose(1, 2))
+    if form.softcap is not None:
+        logits = (logits / form.softcap).tanh_() * form.softcap
+    index = torch.arange(k.shape[1], device=q.device)
+    past = index <= index[:, None]  # query × key
+    visible = past & (index[:, None] < step)
+    logits = logits.where(past, -torch.inf)
+    top = logits.amax(-1, keepdim=True)
+    weights = logits.sub_(top).exp_()
+    total = (weights * visible).sum(-1, keepdim=True)
+    if form.sinks is not None:
+        total = total + (form.sinks.detach().float()[:, None, None] - top).exp()
+    share = (weights / (weights + total)).where(past & ~visible, 0.0)  # w / (1 + w)
+    with_output = torch.cat([g, (g * o).sum(-1, keepdim=True)], -1)
+    sums = torch.matmul(share.transpose(1, 2), with_output)  # (Hq, T, D + 1)
+    return ((sums[..., :-1] * v).sum(-1) - sums[..., -1]).sum(0)
 
 
 @contextmanager

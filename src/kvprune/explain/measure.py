@@ -11,7 +11,7 @@ import numpy as np
 
 from kvprune.adapters.dense import as_base_model
 from kvprune.errors import PruneError
-from kvprune.explain.cost import Miss
+from kvprune.explain.cost import Miss, Place
 from kvprune.explain.misses import find_returns, returned, worst
 from kvprune.explain.replay import collecting_votes, losses, read, recorded
 from kvprune.explain.votes import Votes
@@ -67,7 +67,7 @@ def with_cost(trace: Trace, pruned: Pruned | None = None) -> Trace:
 def with_misses(
     trace: Trace,
     most: int = 10,
-    tries: int = 6,
+    tries: int = 4,
     pruned: Pruned | None = None,
     progress: bool = False,
 ) -> Trace:
@@ -91,9 +91,7 @@ def with_misses(
     return replace(trace, misses=tuple(misses))
 
 
-def restore(
-    trace: Trace, places: Sequence[tuple[int, int | None]], pruned: Pruned | None = None
-) -> np.ndarray:
+def restore(trace: Trace, places: Sequence[Place], pruned: Pruned | None = None) -> np.ndarray:
     """The loss of every token with tokens brought back, each (token, layer or None): (T,)."""
     for token, layer in places:
         trace.check_place(token, layer)

@@ -12,8 +12,8 @@ import numpy as np
 
 from kvprune.errors import PruneError
 from kvprune.explain import trace_file
-from kvprune.explain.cost import Miss
-from kvprune.explain.token_text import token_texts
+from kvprune.explain.cache_row import cache_row, model_of_record
+from kvprune.explain.cost import Miss, Place
 from kvprune.explain.votes import Runners, Votes
 from kvprune.ops.timeline import NEVER
 
@@ -80,6 +80,11 @@ class Trace:
             loss = getattr(self, name)
             if loss is not None and loss.shape != (T,):
                 raise PruneError(f"{name} has shape {loss.shape}; {T} tokens need ({T},)")
+        if not isinstance(self.settings, dict):
+            raise PruneError(f"settings={self.settings!r} must be a dictionary")
+        for miss in self.misses:
+            for token, layer in ((miss.token, None), *(back[:2] for back in miss.returns)):
+                self.check_place(token, layer)
         if self.votes is not None and self.votes.q_int.shape[:2] != (L, T):
             raise PruneError(
                 f"the votes are of {self.votes.q_int.shape[:2]} layers and tokens; the trace has "
@@ -135,7 +140,7 @@ class Trace:
         cache = PrunedCache(pruned, record=True)
         with collecting_votes(pruned) as found:
             read(pruned, ids, cache)
-        arguments = _row(cache, 0, list(ids), tokenizer) | origin(pruned)
+        arguments = cache_row(cache, 0, list(ids), tokenizer) | origin(pruned)
         return cls(prompt=len(ids), votes=found() if votes else None, **arguments)
 
     @classmethod
@@ -151,8 +156,12 @@ class Trace:
 
         With `pruned`, whose cache it is, also the votes.
         """
-        arguments = {"prompt": len(ids), "model": model, **_row(cache, 0, list(ids), tokenizer)}
-        return cls(**arguments | _origin(arguments, pruned))
+        arguments = {
+            "prompt": len(ids),
+            "model": model,
+            **cache_row(cache, 0, list(ids), tokenizer),
+        }
+        return cls(**arguments | model_of_record(arguments, pruned))
 
     @classmethod
     def from_generate(
@@ -187,8 +196,8 @@ class Trace:
                 given = [token for token, is_real in zip(given, real, strict=True) if is_real]
             end = next((i + 1 for i, token in enumerate(written) if token in ends), None)
             ids = given + written[:end]
-            arguments = {"prompt": len(given), **_row(cache, row, ids, tokenizer)}
-            traces.append(cls(**arguments | _origin(arguments, pruned)))
+            arguments = {"prompt": len(given), **cache_row(cache, row, ids, tokenizer)}
+            traces.append(cls(**arguments | model_of_record(arguments, pruned)))
         return traces
 
     @property
@@ -280,7 +289,7 @@ class Trace:
     def with_misses(
         self,
         most: int = 10,
-        tries: int = 6,
+        tries: int = 4,
         pruned: Pruned | None = None,
         progress: bool = False,
     ) -> Trace:
@@ -303,9 +312,7 @@ class Trace:
         """
         return self.restore_all([(token, layer)], pruned)
 
-    def restore_all(
-        self, places: Sequence[tuple[int, int | None]], pruned: Pruned | None = None
-    ) -> np.ndarray:
+    def restore_all(self, places: Sequence[Place], pruned: Pruned | None = None) -> np.ndarray:
         """`restore` for several at once, each (token, layer or None); for none, the loss as is."""
         from kvprune.explain import measure
 
@@ -373,35 +380,3 @@ class Trace:
         L, T = self.drop_step.shape
         gone = self.sparsity[:, -1].mean()
         return f"Trace({T} tokens, {L} layers, {gone:.0%} of the context dropped at the end)"
-
-
-def _row(
-    cache: PrunedCache, row: int, ids: list[int], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, Any]:
-    """The arguments of Trace for one row of a cache."""
-    recorded = cache.drop_step[:, row].numpy()  # (L, tokens of the longest row)
-    step = np.full((len(recorded), len(ids)), NEVER, dtype=np.int64)
-    length = min(step.shape[1], recorded.shape[1])
-    step[:, :length] = recorded[:, :length]
-    table = cache.stores[0].table
-    assert table is not None
-    slots = table.rows * table.capacity
-    dense = (table.keys.nbytes + table.values.nbytes) // slots
-    return {
-        "tokens": token_texts(tokenizer, ids),
-        "ids": tuple(ids),
-        "drop_step": step,
-        "layers": tuple(cache.pruned_indices),
-        "kept_bytes": sum(column.nbytes for column in table.columns.values()) // slots,
-        "dense_bytes": dense,
-    }
-
-
-def _origin(arguments: dict[str, Any], pruned: Pruned | None) -> dict[str, Any]:
-    """Further arguments of Trace, for a record whose model is known."""
-    if pruned is None:
-        return {}
-    from kvprune.explain import measure
-
-    votes = measure.votes_of(pruned, arguments["ids"], arguments["drop_step"])
-    return {**measure.origin(pruned), "votes": votes}
