@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvprune.adapters import lora
+from kvprune.adapters.fold import fold
 from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.resolve import (
     Location,
@@ -147,6 +148,8 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
                 f"model has {actual[key]!r}; load it into the model that it was trained on"
             )
     with_lora = lora.is_saved_in(file.parent)
+    if with_lora and merge and not lora.has_lora(model) and fold(model, file.parent):
+        with_lora = False
     if with_lora:
         lora.add_saved(model, file.parent)
     try:
