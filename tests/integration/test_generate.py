@@ -506,3 +506,52 @@ def test_policies_refuse_training_and_crop():
         model.train()(ids)
     with pytest.raises(PruneError, match="take tokens back"):
         model.eval().generate(ids, prompt_lookup_num_tokens=3, max_new_tokens=5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_real_tokens_of_a_padded_batch(side):
+    """A share of what was read counts no pads, however the rows move."""
+    model = zoo.make("llama")
+    pruned = kvprune.attach(model, kvprune.DenseConfig())
+    lengths = torch.tensor([3, 7, 5])
+    index = torch.arange(7)
+    mask = index >= 7 - lengths[:, None] if side == "left" else index < lengths[:, None]
+    cache = kvprune.PrunedCache(pruned)
+    with pytest.raises(PruneError, match="nothing was read"):
+        cache.tokens  # noqa: B018
+    model(random_ids(3, 7), attention_mask=mask.long(), past_key_values=cache)
+    assert cache.seen == 7
+    assert cache.tokens.tolist() == [3, 7, 5]
+    assert cache.kept.unique(dim=0).tolist() == [[3, 7, 5]]
+    more = torch.cat([mask, torch.ones(3, 2, dtype=torch.bool)], 1).long()
+    model(random_ids(3, 2), attention_mask=more, past_key_values=cache)
+    assert cache.tokens.tolist() == [5, 9, 7]
+    cache.reorder_cache(torch.tensor([2, 0, 1]))
+    assert cache.tokens.tolist() == [7, 5, 9]
+    cache.batch_repeat_interleave(2)
+    assert cache.tokens.tolist() == [7, 7, 5, 5, 9, 9]
+    cache.batch_select_indices(torch.tensor([4, 2]))
+    assert cache.tokens.tolist() == [9, 5]
+    assert (cache.kept == cache.tokens).all()
+    cache.reset()
+    model(random_ids(2, 4), past_key_values=cache)
+    assert cache.tokens.tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama"])
+def test_no_tokens_are_refused(name):
+    model = zoo.make(name)
+    pruned = kvprune.attach(model, kvprune.PruningConfig(rank=8))
+    empty = torch.zeros(1, 0, dtype=torch.long)
+    calls = [
+        lambda: model(empty),
+        lambda: model(empty, use_cache=False),
+        lambda: model.base_model(input_ids=empty),
+        lambda: model(inputs_embeds=torch.zeros(1, 0, model.config.hidden_size)),
+        lambda: model.generate(empty, max_new_tokens=3, pad_token_id=0),
+        lambda: pruned.trace([]),
+    ]
+    for call in calls:
+        with pytest.raises(PruneError, match=r"has the shape \(1, 0.*there is no token to read"):
+            call()
+    assert model(random_ids(1, 3)).logits.shape[1] == 3

@@ -53,6 +53,7 @@ class PrunedCache(Cache):
         super().__init__(layers=layers)
         self.pruned_indices = [site.index for site in pruned.sites]
         self.backend, self.recorder = backend, recorder
+        self._pads: Tensor | int = 0  # read so far, per row: (B,)
 
     @property
     def stores(self) -> list[PrunedLayer]:
@@ -76,6 +77,7 @@ class PrunedCache(Cache):
         if mask is not None and not bool(mask.all()):
             T = shape[1]
             real, start = mask[:, -T:].bool(), mask[:, :-T].sum(-1)
+            self._pads = (mask == 0).sum(-1)
         return make_timeline(real, shape, device, protection, start)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -83,8 +85,13 @@ class PrunedCache(Cache):
 
     @property
     def seen(self) -> int:
-        """Tokens read so far, pads included."""
+        """Tokens read so far, pads included: the positions of transformers."""
         return self.get_seq_length()
+
+    @property
+    def tokens(self) -> Tensor:
+        """Real tokens read so far, per row: (B,)."""
+        return torch.full_like(self._tables()[0].kept, self.seen) - self._pads
 
     @property
     def kept(self) -> Tensor:
@@ -100,7 +107,7 @@ class PrunedCache(Cache):
 
     @property
     def dense_nbytes(self) -> int:
-        """Bytes of the keys and values of a dense cache for the same tokens."""
+        """Bytes of a `DynamicCache` for the same batch, whose rows are padded to one length."""
         total = sum(tensor.untyped_storage().nbytes() for tensor in self._other_tensors())
         for store in self.stores:
             if store.table is not None:
@@ -123,6 +130,23 @@ class PrunedCache(Cache):
         tables = self._tables()
         return sum(table.load_factor for table in tables) / len(tables)
 
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        self._select_pads(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if isinstance(self._pads, Tensor):
+            self._pads = self._pads.repeat_interleave(repeats)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
+        self._select_pads(beam_idx)
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[no-untyped-call]
+        self._pads = 0
+
     def to(self, device: torch.device | str) -> PrunedCache:
         """Move all that is held; in place, like a module's `to`."""
         for store in self.stores:
@@ -132,6 +156,10 @@ class PrunedCache(Cache):
                 store.table.to(device)
                 store.device = torch.device(device)
         return self
+
+    def _select_pads(self, rows: Tensor) -> None:
+        if isinstance(self._pads, Tensor):
+            self._pads = self._pads[torch.as_tensor(rows, device=self._pads.device)]
 
     def _tables(self) -> list[SlotTable]:
         tables = [store.table for store in self.stores if store.table is not None]

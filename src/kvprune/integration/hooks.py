@@ -65,6 +65,7 @@ class Hooks:
             return None
         names, takes_any = self.arguments[module]
         kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+        _refuse_empty(kwargs)
         cache = self.cache_for(kwargs)
         if cache is not None:
             kwargs["past_key_values"] = cache
@@ -178,6 +179,16 @@ class Hooks:
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a model starts with no memory of a forward pass; graphs cannot be copied
         return {**self.__dict__, "latest": None, "last": None, "last_training": None}
+
+
+def _refuse_empty(kwargs: dict[str, Any]) -> None:
+    for name in ("input_ids", "inputs_embeds"):
+        given = kwargs.get(name)
+        if given is not None and 0 in given.shape[:2]:
+            raise PruneError(
+                f"{name} has the shape {tuple(given.shape)}: there is no token to read; give the "
+                f"model at least one per row"
+            )
 
 
 def _arguments(module: nn.Module) -> tuple[list[str], bool]:

@@ -121,7 +121,7 @@ def _sparsity(cache: Any) -> float:
     """The share of the tokens read that the cache no longer holds."""
     if not isinstance(cache, PrunedCache):
         return 0.0
-    return 1 - float(cache.kept.float().mean()) / cache.seen
+    return 1 - float((cache.kept / cache.tokens).mean())
 
 
 def _fits(
