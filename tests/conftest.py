@@ -1,3 +1,5 @@
+import gc
+
 import pytest
 import transformers
 
@@ -5,8 +7,9 @@ VERBOSITY = transformers.logging.get_verbosity()
 
 
 @pytest.fixture(autouse=True)
-def restore_verbosity():
-    """Undo what commands change: they lower the verbosity of transformers for their process."""
+def undo_commands():
+    """Undo what commands change in their process: verbosity of transformers, frozen objects."""
     transformers.logging.set_verbosity(VERBOSITY)
     yield
     transformers.logging.set_verbosity(VERBOSITY)
+    gc.unfreeze()

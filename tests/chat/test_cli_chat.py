@@ -71,6 +71,31 @@ def test_commands(place, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("new/page.html", "there is no folder"),
+        ("folder", "is a folder"),
+        ("notes.txt", "exists and is no page of a chat"),
+    ],
+)
+def test_explain_writes_no_folder_and_over_no_other_file(place, tmp_path, name, says):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("my notes")
+    before = sorted(tmp_path.rglob("*"))
+    done = run(place, f"Hello\n/explain {tmp_path / name}\n", "--adapter", place / "adapter")
+    assert isinstance(done.exception, PruneError)
+    assert says in str(done.exception)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "notes.txt").read_text() == "my notes"
+
+
+def test_explain_writes_its_own_page_again(place, tmp_path):
+    page = tmp_path / "page.html"
+    ran(place, f"Hello\n/explain {page}\nBye\n/explain {page}\n", "--adapter", place / "adapter")
+    assert '"B","y","e"' in page.read_text()
+
+
+@pytest.mark.parametrize(
     ("text", "options", "says"),
     [
         ("/dance", [], "/dance is no command"),

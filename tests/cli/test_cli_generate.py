@@ -1,15 +1,20 @@
 """kvprune generate, run as a user runs it, on a small model saved to disk."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 import torch
 from test_cli import run
+from typer.testing import CliRunner
 
 import kvprune
 import model_folders
 import zoo
 from helpers import uneven_gates
+from kvprune import PruneError
+from kvprune.cli import app
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +28,14 @@ def folder(tmp_path_factory):
     uneven_gates(pruned)
     pruned.save(path / "adapter")
     return path
+
+
+def invoke(*arguments):
+    """The command in this process: starting another takes longer."""
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if done.exception is not None:
+        raise done.exception
+    return done
 
 
 def test_one_prompt(folder):
@@ -39,8 +52,8 @@ def test_one_prompt(folder):
 def test_json_equals_the_library(folder):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    done = run("generate", str(folder), "Hello", "--adapter", str(folder / "adapter"), "--json",
-               "--max-new-tokens", "40")  # fmt: skip
+    done = invoke("generate", folder, "Hello", "--adapter", folder / "adapter", "--json",
+                  "--max-new-tokens", 40)  # fmt: skip
     result = json.loads(done.stdout)
     assert 0 < result["kept_share"] < 0.9
     assert result["cache_bytes"] < result["dense_bytes"]
@@ -58,7 +71,7 @@ def test_json_equals_the_library(folder):
 
 def test_sampled_tokens_depend_on_the_seed(folder):
     def text(*more):
-        done = run("generate", str(folder), "Hello", "--json", "--max-new-tokens", "20", *more)
+        done = invoke("generate", folder, "Hello", "--json", "--max-new-tokens", 20, *more)
         return json.loads(done.stdout)["texts"]
 
     first = text("--sample", "--seed", "1")
@@ -71,26 +84,90 @@ def test_sampled_tokens_depend_on_the_seed(folder):
 def test_a_file_of_prompts(folder, tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("One\n\nTwo and three\n")
-    done = run("generate", str(folder), "--prompts", str(file), "--json", "--max-new-tokens", "9")
+    done = invoke("generate", folder, "--prompts", file, "--json", "--max-new-tokens", 9)
     result = json.loads(done.stdout)
     assert len(result["texts"]) == 2
-    assert result["kept_share"] > 0.7  # no adapter: dense, less only for the pads
+    # no adapter: dense; the pads of the first prompt are nothing that was dropped
+    assert result["kept_share"] == 1.0
+    assert result["cache_bytes"] == result["dense_bytes"]
+
+
+def test_a_cache_larger_than_a_dense_one_says_why(folder):
+    done = invoke("generate", folder, "Hello", "--adapter", folder / "adapter",
+                  "--max-new-tokens", 2)  # fmt: skip
+    assert "more: each token also has an interaction key, and some slots are free" in done.stderr
+    done = invoke("generate", folder, "Hello", "--max-new-tokens", 2)
+    assert "more:" not in done.stderr
+
+
+def test_options_of_chat(folder, tmp_path):
+    """In one process each: the model's settings, and a chat template."""
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}answer: ")
+
+    def result(*more):
+        done = invoke("generate", folder, "Hello there, and more", "--adapter", folder / "adapter",
+                      "--json", "--max-new-tokens", 20, *more)  # fmt: skip
+        return json.loads(done.stdout)
+
+    plain = result()
+    assert result("--threshold", 3)["kept_share"] < plain["kept_share"]
+    assert result("--threshold", -9)["kept_share"] == 1.0
+    assert result("--protect-first", 60)["kept_share"] == 1.0
+    assert result("--protect-recent", 60)["kept_share"] == 1.0
+    assert result("--dtype", "bfloat16")["dense_bytes"] == plain["dense_bytes"] / 2
+    assert result("--device", "cpu")["texts"] == plain["texts"]
+    chat = result("--template", file)
+    assert chat["texts"] != plain["texts"]
+    # the words of the template are read, too
+    assert chat["dense_bytes"] > plain["dense_bytes"]
+    with_system = result("--template", file, "--system", "Be kind.")
+    assert with_system["dense_bytes"] > chat["dense_bytes"]
+    # of the nucleus only the most likely token is left
+    sampled = ["--temperature", 5, "--seed", 3]
+    assert result(*sampled, "--top-p", 1e-6)["texts"] == plain["texts"]
+    assert result(*sampled, "--top-p", 1)["texts"] != plain["texts"]
+
+
+@pytest.mark.parametrize("given", ["argument", "stdin", "blank stdin", "file", "blank file"])
+def test_empty_prompts_are_refused_before_torch_is_imported(tmp_path, given):
+    file = tmp_path / "prompts.txt"
+    file.write_text("" if given == "file" else " \n\t\n\n")
+    arguments = [""] if given == "argument" else []
+    if "file" in given:
+        arguments = ["--prompts", str(file)]
+    code = (
+        "import sys\nfrom kvprune.cli import main\n"
+        "try:\n    main()\nfinally:\n    print('torch' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, "generate", "tiny", *arguments]
+    text = " \n" if "blank" in given else ""
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert ("holds no prompt" if "file" in given else "the prompt is empty") in done.stderr
+    assert done.stdout.strip() == "False"
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["", "--max-new-tokens", "5"], "prompt 0 is empty"),
+        (["", "--max-new-tokens", "5"], "the prompt is empty"),
+        (["hi", "--threshold", "1"], "is dense: there is no threshold"),
+        (["hi", "--chat"], "has no chat template"),
+        (["hi", "--system", "Be kind"], "has no chat template"),
+        (["hi", "--template", "nowhere.jinja"], "cannot read the template"),
+        (["hi", "--top-p", "0"], "--top-p 0 leaves no token"),
+        (["hi", "--dtype", "float8"], "--dtype float8 is unknown"),
+        (["hi", "--device", "abacus"], "try cpu"),
         (["word " * 60], "200 positions"),
         (["hi", "--adapter", "nowhere"], "does not exist"),
         (["hi", "--prompts", "nowhere.txt"], "both given"),
     ],
 )
 def test_errors(folder, arguments, says):
-    done = run("generate", str(folder), *arguments)
-    assert done.returncode == 2
-    assert says in done.stderr
-    assert "Traceback" not in done.stderr
+    done = CliRunner().invoke(app, ["generate", str(folder), *arguments])
+    assert isinstance(done.exception, PruneError)
+    assert says in str(done.exception)
 
 
 def test_unknown_model():

@@ -7,12 +7,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
+from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
+from kvprune.chat.template import Template, end_tokens
 from kvprune.errors import PruneError
 from kvprune.integration.host import max_positions
+from kvprune.integration.unwrap import unwrap
+from kvprune.utils.checks import check_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from kvprune.integration.handle import Pruned
 
 
 @dataclass(frozen=True)
@@ -20,59 +29,97 @@ class Completion:
     """A batch of completions, with their speed and cache size."""
 
     texts: list[str]
-    new_tokens: int
+    new_tokens: int  # of all rows, each up to its end
     seconds: float
     tokens_per_second: float
-    kept_share: float  # tokens held / tokens seen, mean over layers and rows
+    # tokens held / tokens read, over all layers and rows: of each row its real tokens up to its
+    # end, neither pads before nor those that fill it up while others go on
+    kept_share: float
     cache_bytes: int
-    dense_bytes: int
+    dense_bytes: int  # of a DynamicCache for the same batch, whose rows are padded
 
 
 def complete(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Pruned,
     tokenizer: PreTrainedTokenizerBase,
     prompts: list[str],
     max_new_tokens: int = 100,
     on_text: Callable[[str], None] | None = None,
+    *,
+    as_chat: bool = False,
+    system: str = "",
     **options: Any,
 ) -> Completion:
-    """Continue the prompts as one batch; `on_text` streams the text of a single one."""
-    if not prompts:
-        raise PruneError("there is no prompt; pass at least one line of text")
-    for number, prompt in enumerate(prompts):
-        if not prompt.strip():
-            raise PruneError(f"prompt {number} is empty; write some text for the model to continue")
+    """Continue the prompts as one batch; `on_text` streams the text of a single one.
+
+    `as_chat`: each prompt is the message of a user, and the answer is generated; `system` is the
+    system message. A dense model uses the cache of transformers.
+    """
+    check_prompts(prompts)
+    host, pruned = unwrap(model)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    inputs = tokenizer(prompts, return_tensors="pt", padding=True, padding_side="left")
+    written = _as_chat(tokenizer, prompts, system) if as_chat or system else prompts
+    inputs = tokenizer(
+        written, return_tensors="pt", padding=True, padding_side="left",
+        add_special_tokens=written is prompts,
+    )  # fmt: skip
     length = inputs["input_ids"].shape[1]
-    limit = max_positions(model)
+    limit = max_positions(host)
     if limit is not None and length + max_new_tokens > limit:
         raise PruneError(
             f"the prompt has {length} tokens and {max_new_tokens} are to come, but the model has "
             f"{limit} positions; shorten the prompt or lower --max-new-tokens"
         )
     streamer = _streamer(tokenizer, on_text) if on_text and len(prompts) == 1 else None
-    inputs = inputs.to(model.device)
+    inputs, ends = inputs.to(host.device), end_tokens(host, tokenizer)
     start = time.perf_counter()
-    out: Any = model.generate(  # type: ignore[operator]
+    out: Any = host.generate(  # type: ignore[operator]
         input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
+        past_key_values=None if pruned is None else PrunedCache(pruned, record=True),
         max_new_tokens=max_new_tokens, streamer=streamer, return_dict_in_generate=True,
-        pad_token_id=tokenizer.pad_token_id, **options,
+        pad_token_id=tokenizer.pad_token_id, eos_token_id=sorted(ends) or None, **options,
     )  # fmt: skip
     seconds = time.perf_counter() - start
     cache, new = out.past_key_values, out.sequences[:, length:]
-    assert isinstance(cache, PrunedCache)
-    tokens = int((new != tokenizer.pad_token_id).sum())
+    counts = _counts(new, ends)
+    total = int(counts.sum())
     return Completion(
-        texts=tokenizer.batch_decode(new, skip_special_tokens=True),
-        new_tokens=tokens,
+        texts=[
+            str(tokenizer.decode(row[:count], skip_special_tokens=True))
+            for row, count in zip(new, counts.tolist(), strict=True)
+        ],
+        new_tokens=total,
         seconds=seconds,
-        tokens_per_second=tokens / seconds,
-        kept_share=float(cache.kept.float().mean()) / cache.seen,
-        cache_bytes=cache.nbytes,
-        dense_bytes=cache.dense_nbytes,
+        tokens_per_second=total / seconds,
+        # the last token of a row is generated and not read
+        kept_share=_kept_share(cache, inputs["attention_mask"].sum(1) + counts - 1),
+        cache_bytes=nbytes(cache),
+        dense_bytes=cache.dense_nbytes if isinstance(cache, PrunedCache) else nbytes(cache),
     )
+
+
+def _as_chat(tokenizer: PreTrainedTokenizerBase, prompts: list[str], system: str) -> list[str]:
+    template = Template(tokenizer)
+    first = [{"role": "system", "content": system}] if system else []
+    return [template.prompt([*first, {"role": "user", "content": prompt}]) for prompt in prompts]
+
+
+def _counts(new: Tensor, ends: set[int]) -> Tensor:
+    """How many of the new tokens (B, T) are each row's own, its end included: (B,)."""
+    is_end = torch.isin(new, torch.tensor(sorted(ends), dtype=new.dtype, device=new.device))
+    # a row goes on up to its first end: the cumulative count before each token is 0
+    return (is_end.long().cumsum(1) - is_end.long() == 0).sum(1)
+
+
+def _kept_share(cache: Any, tokens: Tensor) -> float:
+    """The share of each row's first `tokens` (B,) that was held when the row had read them."""
+    if not isinstance(cache, PrunedCache):
+        return 1.0
+    step = cache.drop_step  # (L, B, T)
+    read = tokens.cpu()[:, None]
+    dropped = (step < read) & (torch.arange(step.shape[2]) < read)
+    return 1 - int(dropped.sum()) / (len(step) * int(read.sum()))
 
 
 def _streamer(tokenizer: PreTrainedTokenizerBase, on_text: Callable[[str], None]) -> Any:

@@ -17,7 +17,7 @@ from transformers.cache_utils import Cache
 from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.chat.sampling import Sampler
-from kvprune.chat.template import Message, Template
+from kvprune.chat.template import Message, Template, end_tokens
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
@@ -77,7 +77,7 @@ class Chat:
         self.system, self.max_new_tokens, self.tell = system, max_new_tokens, tell
         self.positions = max_positions(self.model)
         self._sample = Sampler(temperature, top_p, seed, self.model.device)
-        self._ends = _ends(self.model, tokenizer)
+        self._ends = end_tokens(self.model, tokenizer)
         self._last_only = (
             {"logits_to_keep": 1}
             if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
@@ -240,13 +240,6 @@ class Chat:
             raise PruneError("nothing was read yet; say something first")
         tokenizer = self.template.tokenizer
         return Trace.from_cache(self._cache, tokenizer, self.tokens, pruned=self.pruned)
-
-
-def _ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Tokens that end an answer: a model may have several, and its tokenizer a different one."""
-    own = getattr(model.generation_config, "eos_token_id", None)
-    several = own if isinstance(own, list) else [own]
-    return {token for token in (*several, tokenizer.eos_token_id) if token is not None}
 
 
 def _speed(tokens: int, seconds: float) -> dict[str, Any]:

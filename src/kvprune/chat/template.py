@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from kvprune.errors import PruneError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BROKEN = "�"  # how an incomplete character decodes
 
@@ -65,3 +65,10 @@ class Template:
         """
         text = self.text(tokens)
         return text[shown:] if last or not text.endswith(BROKEN) else ""
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> set[int]:
+    """Tokens that end an answer: a model may have several, and its tokenizer a different one."""
+    own = getattr(model.generation_config, "eos_token_id", None)
+    several = own if isinstance(own, list) else [own]
+    return {token for token in (*several, tokenizer.eos_token_id) if token is not None}

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.cli import generation
+from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
-from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.chat import Chat, Status
 
+TITLE = "What this chat forgot"
 HELP = """\
 /explain [FILE]  write a page of what was dropped so far (explain.html)
 /system TEXT     set the system message; without TEXT: remove it
@@ -31,53 +33,36 @@ Ctrl-C stops an answer. A message that begins with a slash: put a space before i
 def chat(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
-    system: Annotated[str, typer.Option(help="System message.")] = "",
+    system: generation.System = "",
     max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.", min=1)] = 512,
-    temperature: Annotated[float, typer.Option(help="Of sampling; 0: greedy.", min=0)] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus of sampling.", min=0, max=1)] = 0.9,
-    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
-    threshold: Annotated[
-        float | None, typer.Option(help="Higher prunes more.", show_default="as trained")
-    ] = None,
-    protect_first: Annotated[
-        int | None, typer.Option(help="Number of first tokens that are never dropped.", min=0)
-    ] = None,
-    protect_recent: Annotated[
-        int | None, typer.Option(help="Number of latest tokens that are not dropped yet.", min=0)
-    ] = None,
-    template: Annotated[
-        Path | None, typer.Option(help="A Jinja file, for a model without a chat template.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
-    ] = None,
+    temperature: generation.Temperature = 0.0,
+    top_p: generation.TopP = 0.9,
+    seed: generation.Seed = 0,
+    threshold: generation.Threshold = None,
+    protect_first: generation.ProtectFirst = None,
+    protect_recent: generation.ProtectRecent = None,
+    template: generation.TemplateFile = None,
+    dtype: generation.Dtype = "auto",
+    device: generation.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
 ) -> None:
     """Talk to a model; each answer is followed by the size of its cache.
 
     Without a terminal, messages are read from stdin, one per line.
     """
-    settings = {"threshold": threshold, "protect_first": protect_first,
-                "protect_recent": protect_recent}  # fmt: skip
-    settings = {name: value for name, value in settings.items() if value is not None}
+    with starting() as tell:
+        loaded = generation.load(
+            model, adapter, dtype, device, template, tell,
+            threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
+        )  # fmt: skip
 
-    from kvprune.adapters.load import load_with_tokenizer
-    from kvprune.chat import Chat
-    from kvprune.integration.handle import Pruned
+        from kvprune.chat import Chat
+        from kvprune.integration.handle import Pruned
 
-    quiet()
-    loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
-    if template is not None:
-        loaded.tokenizer.chat_template = _read(template)
-    if settings:
-        if not isinstance(loaded.model, Pruned):
-            raise PruneError(f"{model} is dense: there is no {next(iter(settings))} to set")
-        loaded.model.adjust(**settings)
-    conversation = Chat(
-        loaded.model, loaded.tokenizer, system=system, max_new_tokens=max_new_tokens,
-        temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim,
-    )  # fmt: skip
+        conversation = Chat(
+            loaded.model, loaded.tokenizer, system=system, max_new_tokens=max_new_tokens,
+            temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim,
+        )  # fmt: skip
     interactive = sys.stdin.isatty()
     if interactive:
         method = loaded.model.config.method if isinstance(loaded.model, Pruned) else "dense"
@@ -115,7 +100,7 @@ def _line(status: Status) -> str:
     ended = {"length": "; cut at its limit", "stopped": "; stopped"}.get(status.ended, "")
     return (
         f"{status.seen:,} tokens seen, {status.kept:,.0f} kept ({share:.0%}); "
-        f"cache {status.bytes / 2**20:.2f} MiB, dense {status.dense_bytes / 2**20:.2f} MiB; "
+        f"{generation.sizes(status.bytes, status.dense_bytes)}; "
         f"{status.tokens_per_second:.1f} tokens/s{ended}"
     )
 
@@ -135,13 +120,32 @@ def _command(conversation: Chat, line: str) -> bool:
         conversation.system = rest
         _print_dim(f"system: {rest}" if rest else "no system message")
     elif name == "explain":
+        file = _page_file(rest or "explain.html")
         trace = conversation.trace()
-        _print_dim(
-            f"wrote {trace.to_html(rest or 'explain.html', 'What this chat forgot')}: {trace}"
-        )
+        try:
+            _print_dim(f"wrote {trace.to_html(file, TITLE)}: {trace}")
+        except OSError as error:
+            raise PruneError(f"cannot write {file}: {error}; give another file") from error
     else:
         raise PruneError(f"/{name} is no command; /help lists them")
     return True
+
+
+def _page_file(path: str) -> Path:
+    """The file of the page: in a folder that is there, and none but an earlier page in its place.
+
+    What follows a slash is easily a typing error, or half a sentence.
+    """
+    file = Path(path).expanduser()
+    if not file.parent.is_dir():
+        raise PruneError(
+            f"there is no folder {file.parent}; create it, or give a file in one that exists"
+        )
+    if file.is_dir():
+        raise PruneError(f"{file} is a folder; give the name of a file in it")
+    if file.exists() and f"<title>{TITLE}</title>".encode() not in file.read_bytes()[:10_000]:
+        raise PruneError(f"{file} exists and is no page of a chat; give another file, or remove it")
+    return file
 
 
 def _lines(interactive: bool) -> Iterator[str]:
@@ -181,10 +185,3 @@ def _print_dim(text: str) -> None:
     from rich.text import Text
 
     Console(stderr=True, soft_wrap=True).print(Text(text, style="dim"))
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PruneError(f"cannot read the template {file}: {error}") from error

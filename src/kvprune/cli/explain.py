@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.cli.piped import piped_text
 from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
 
 def explain(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    text: Annotated[str | None, typer.Argument(help="Text to read; stdin if - or omitted.")] = None,
+    text: Annotated[
+        str | None,
+        typer.Argument(help="Text to read; stdin, without its last newline, if - or omitted."),
+    ] = None,
     adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     write: Annotated[int, typer.Option(help="Tokens to generate after the text.", min=0)] = 0,
     sample: Annotated[bool, typer.Option(help="Sample tokens instead of greedy decoding.")] = False,
@@ -51,7 +55,7 @@ def explain(
     if corpus:
         _study_corpus(model, adapter, corpus, rows, length, switch, figures, as_json)
         return
-    prompt = sys.stdin.read() if text in (None, "-") else str(text)
+    prompt = piped_text() if text in (None, "-") else str(text)
 
     import torch
 

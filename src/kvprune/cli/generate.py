@@ -6,44 +6,75 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from kvprune.utils.quiet import quiet
+from kvprune.cli import generation
+from kvprune.cli.piped import piped_text
+from kvprune.cli.starting import starting
+from kvprune.errors import PruneError
+from kvprune.utils.checks import check_prompts
 
 
 def generate(
     model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
     prompt: Annotated[
-        str | None, typer.Argument(help="To continue; stdin if - or omitted.")
+        str | None,
+        typer.Argument(help="To continue; stdin, without its last newline, if - or omitted."),
     ] = None,
     adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
     prompts: Annotated[
-        Path | None, typer.Option(help="A file with one prompt per line, run as one batch.")
+        Path | None,
+        typer.Option(
+            help="A file, one prompt per line, run as one batch; blank lines are skipped."
+        ),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option(
+            "--chat",
+            help="Answer each prompt as a message, with the model's chat template; --system and "
+            "--template imply it.",
+        ),
+    ] = False,
+    system: generation.System = "",
     max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens to generate.", min=1)] = 100,
-    sample: Annotated[bool, typer.Option(help="Sample tokens instead of greedy decoding.")] = False,
-    temperature: Annotated[float, typer.Option(help="Temperature for sampling.", min=1e-3)] = 1.0,
-    seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
+    sample: Annotated[bool, typer.Option(help="The same as --temperature 1.")] = False,
+    temperature: generation.Temperature = 0.0,
+    top_p: generation.TopP = 0.9,
+    seed: generation.Seed = 0,
+    threshold: generation.Threshold = None,
+    protect_first: generation.ProtectFirst = None,
+    protect_recent: generation.ProtectRecent = None,
+    template: generation.TemplateFile = None,
+    dtype: generation.Dtype = "auto",
+    device: generation.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue a prompt, and report how much of the context the cache still holds."""
     texts = _prompts(prompt, prompts)
+    temperature = temperature or float(sample)
+    options: dict[str, Any] = {"do_sample": bool(temperature)}
+    if temperature:
+        # of what a model's own settings may restrict sampling by, only what is asked for here
+        options |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
+    with starting() as tell:
+        loaded = generation.load(
+            model, adapter, dtype, device, template, tell,
+            threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
+        )  # fmt: skip
 
     import torch
 
-    from kvprune.adapters.load import load_with_tokenizer
     from kvprune.chat.completion import complete
 
-    quiet()
-    loaded = load_with_tokenizer(model, adapter, merge=True)
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
-    options = {"do_sample": sample, **({"temperature": temperature} if sample else {})}
     result = complete(
-        loaded.attached().model, loaded.tokenizer, texts, max_new_tokens, stream, **options
-    )
+        loaded.model, loaded.tokenizer, texts, max_new_tokens, stream,
+        as_chat=chat or template is not None, system=system, **options,
+    )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(result)))
         return
@@ -54,24 +85,28 @@ def generate(
         print()
     print(
         f"{result.new_tokens} tokens, {result.tokens_per_second:.1f} tokens/s; kept "
-        f"{result.kept_share:.0%} of the context; cache {result.cache_bytes / 2**20:.2f} MiB "
-        f"against {result.dense_bytes / 2**20:.2f} MiB dense",
+        f"{result.kept_share:.0%} of the context; "
+        f"{generation.sizes(result.cache_bytes, result.dense_bytes)}",
         file=sys.stderr,
     )
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:
-    from kvprune.errors import PruneError
-
+    """The prompts, refused here if they are empty: a model takes seconds to load."""
     if file is None:
-        return [sys.stdin.read() if prompt in (None, "-") else str(prompt)]
-    if prompt is not None:
+        texts = [piped_text() if prompt in (None, "-") else str(prompt)]
+    elif prompt is not None:
         raise PruneError("a prompt and --prompts were both given; use one of them")
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise PruneError(f"cannot read prompts from {file}: {error}") from error
-    return [line for line in lines if line.strip()]
+    else:
+        try:
+            lines = file.read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            raise PruneError(f"cannot read prompts from {file}: {error}") from error
+        texts = [line for line in lines if line.strip()]
+        if not texts:
+            raise PruneError(f"{file} holds no prompt; write one per line")
+    check_prompts(texts)
+    return texts
 
 
 def _write(text: str) -> None:

@@ -1,0 +1,119 @@
+"""What `chat` and `generate` share: their options, how they load a model, how they report sizes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvprune.cli.starting import Tell
+from kvprune.errors import PruneError
+from kvprune.utils.quiet import quiet
+
+if TYPE_CHECKING:
+    from kvprune.adapters.load import Loaded
+    from kvprune.integration.handle import Pruned
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+def _check_top_p(top_p: float) -> float:
+    if not top_p:
+        raise PruneError("--top-p 0 leaves no token to sample; give a share up to 1")
+    return top_p
+
+
+def _check_dtype(dtype: str) -> str:
+    if dtype not in DTYPES:
+        raise PruneError(f"--dtype {dtype} is unknown; use one of {', '.join(DTYPES)}")
+    return dtype
+
+
+System = Annotated[str, typer.Option(help="System message.")]
+Temperature = Annotated[float, typer.Option(help="Of sampling; 0: greedy.", min=0)]
+TopP = Annotated[
+    float, typer.Option(help="Nucleus of sampling.", min=0, max=1, callback=_check_top_p)
+]
+Seed = Annotated[int, typer.Option(help="Seed for sampling.")]
+Threshold = Annotated[
+    float | None, typer.Option(help="Higher prunes more.", show_default="as trained")
+]
+ProtectFirst = Annotated[
+    int | None, typer.Option(help="Number of first tokens that are never dropped.", min=0)
+]
+ProtectRecent = Annotated[
+    int | None, typer.Option(help="Number of latest tokens that are not dropped yet.", min=0)
+]
+TemplateFile = Annotated[
+    Path | None, typer.Option(help="A Jinja file, for a model without a chat template.")
+]
+Dtype = Annotated[
+    str, typer.Option(help=f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}.", callback=_check_dtype)
+]
+Device = Annotated[
+    str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
+]
+
+
+def load(
+    model: str,
+    adapter: str | None,
+    dtype: str,
+    device: str | None,
+    template: Path | None,
+    tell: Tell,
+    **settings: float | int | None,
+) -> Loaded:
+    """The model and its tokenizer, with these settings and this template; `tell` gets each step."""
+    chosen = {name: value for name, value in settings.items() if value is not None}
+    jinja = None if template is None else _read(template)
+
+    tell("importing torch")
+    import_module("torch")
+
+    tell("importing transformers")
+    from kvprune.adapters.load import load_with_tokenizer
+    from kvprune.integration.handle import Pruned
+
+    quiet()
+    tell(f"loading {model}")
+    loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
+    if jinja is not None:
+        loaded.tokenizer.chat_template = jinja
+    if chosen:
+        if not isinstance(loaded.model, Pruned):
+            raise PruneError(f"{model} is dense: there is no {next(iter(chosen))} to set")
+        loaded.model.adjust(**chosen)
+    if isinstance(loaded.model, Pruned):
+        _load_kernels(loaded.model, tell)
+    return loaded
+
+
+def _load_kernels(pruned: Pruned, tell: Tell) -> None:
+    """Decode a token, so that no answer is interrupted, nor its speed measured, by a compiler."""
+    import torch
+
+    from kvprune.cache.pruned_cache import PrunedCache
+    from kvprune.ops.jit import on_compile
+
+    tell("loading the kernels")
+    with on_compile(lambda: tell("compiling the kernels for this machine, once")), torch.no_grad():
+        token = torch.zeros(1, 1, dtype=torch.long, device=pruned.model.device)
+        pruned.model(input_ids=token, past_key_values=PrunedCache(pruned), use_cache=True)
+
+
+def sizes(cache: int, dense: int) -> str:
+    """The size of a cache next to that of a dense one."""
+    text = f"cache {cache / 2**20:.2f} MiB, dense {dense / 2**20:.2f} MiB"
+    if cache > dense:
+        text += " (more: each token also has an interaction key, and some slots are free)"
+    return text
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PruneError(f"cannot read the template {file}: {error}") from error
