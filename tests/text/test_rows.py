@@ -26,7 +26,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, default_data_co
 
 from kvprune.errors import PruneError
 from kvprune.text import sources, tokens
-from kvprune.text.rows import DataConfig, Rows, load_rows, split
+from kvprune.text.rows import DataConfig, Rows, begin_with_documents, load_rows, split
 from kvprune.text.tokens import Tokens, tokenise
 
 WORDS = ["the", "a", "lantern", "walked", "under", "silver", "hill", "naïve", "雨", ",", "1911"]
@@ -791,3 +791,20 @@ def test_the_code_of_the_docs_runs(tmp_path, tokenizer, monkeypatch, capsys):
         exec(compile(block, "data.md", "exec"), {})
     assert "torch.Size([512])" in capsys.readouterr().out
     assert len(hub.calls) == 2
+
+
+@given(sizes=st.lists(st.integers(1, 40), min_size=1, max_size=12), length=st.integers(2, 16))
+def test_rows_begin_with_documents(sizes, length):
+    """Every document is there in full, and a row's first token is a document's or a long one's."""
+    ends = np.cumsum(sizes)
+    spans = np.stack([ends - sizes, ends], axis=1)
+    aligned = begin_with_documents(spans, length).tolist()
+    tokens = [token for start, stop in aligned for token in range(start, stop)]
+    starts = set((ends - sizes).tolist())
+    owner = np.repeat(np.arange(len(sizes)), sizes)
+    for row in range(0, len(tokens), length):
+        first = tokens[row]
+        assert first in starts or sizes[owner[first]] >= length
+    joined = ",".join(map(str, tokens)) + ","
+    for start, stop in spans.tolist():
+        assert ",".join(map(str, range(start, stop))) + "," in joined

@@ -257,3 +257,10 @@ def test_help_is_readable_at_80_columns():
             assert (panel == "Options") == (option[1] in own), line
     assert panel == "Method"
     assert len(shown.splitlines()) < 180
+
+
+def test_bfloat16_on_a_cpu(book, tmp_path):
+    """transformers asks for a GPU unless it is told that the CPU is meant."""
+    more = ("--steps", "2", "--bf16", "--tune", "lora", "--distill", "1", "--average", "2")
+    result = call(*options(book, "--out", str(tmp_path / "half"), *more))
+    assert result["metrics"]["eval_ppl_hard"] > 1

@@ -19,6 +19,9 @@ class DataConfig:
         "files, folders, patterns, wikipedia, bookcorpus, or hub datasets: owner/name:config@split",
     ]
     length: Annotated[int, "tokens per row"] = 1024
+    whole: Annotated[
+        bool, "begin each row with a document, unless it is a piece of one longer than a row"
+    ] = False
     held_out: Annotated[
         float,
         "held out for evaluation: a share of the tokens (0.01) or a number of rows (64), rounded "

@@ -86,9 +86,28 @@ def load_rows(config: DataConfig, tokenizer: PreTrainedTokenizerBase) -> Data:
             )
         spans, held_out_spans = split(spans, digests, target, config.length)
         held_out = _rows(corpus, held_out_spans, config.length, f"the held-out part of {names}")
-    order = np.random.default_rng(config.seed).permutation(len(spans))
+    spans = spans[np.random.default_rng(config.seed).permutation(len(spans))]
     names += " without the held-out part" if held_out else ""
-    return Data(_rows(corpus, spans[order], config.length, names), held_out)
+    if config.whole:
+        spans = begin_with_documents(spans, config.length)
+    return Data(_rows(corpus, spans, config.length, names), held_out)
+
+
+def begin_with_documents(spans: np.ndarray, length: int) -> np.ndarray:
+    """Spans whose rows of `length` begin with a document, or inside one that is longer than a row.
+
+    A shorter document that a row's end would cut is read twice: its beginning there, and whole at
+    the start of the next row.
+    """
+    out, room = [], length
+    for start, stop in spans.tolist():
+        size = stop - start
+        if size > room and size < length:
+            out.append((start, start + room))
+            room = length
+        out.append((start, stop))
+        room = (room - size) % length or length
+    return np.array(out, spans.dtype).reshape(-1, 2)
 
 
 def split(

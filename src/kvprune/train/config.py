@@ -157,6 +157,8 @@ class TrainConfig:
             # reentrant checkpointing keeps no graph from the loss to the gates
             "gradient_checkpointing_kwargs": {"use_reentrant": False},
             "bf16": self.bf16,
+            # without it, transformers refuses bfloat16 where there is no GPU
+            "use_cpu": self.bf16 and not torch.accelerator.is_available(),
             "torch_compile": self.compile,
             "logging_steps": self.log_every,
             "logging_first_step": True,
