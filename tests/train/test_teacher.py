@@ -110,6 +110,20 @@ def test_store_survives_a_kill(tmp_path):
         assert_close(store.get(row), state.half().float(), rtol=0, atol=0)
 
 
+def test_two_runs_share_a_store(tmp_path):
+    """Both opened while it was empty; neither overwrites what the other wrote."""
+    ids = [torch.arange(5) + i for i in range(4)]
+    states = [torch.randn(5, 4) for _ in ids]
+    stores = [TeacherStore(tmp_path, "llama", 4) for _ in range(2)]
+    for i, (row, state) in enumerate(zip(ids, states, strict=True)):
+        stores[i % 2].put(row, state)
+    stores[0].put(ids[1], torch.zeros(5, 4))
+    fresh = TeacherStore(tmp_path, "llama", 4)
+    assert len(fresh.spans) == 4
+    for row, state in zip(ids, states, strict=True):
+        assert_close(fresh.get(row), state.half().float(), rtol=0, atol=0)
+
+
 def test_store_of_another_model_is_refused(tmp_path):
     TeacherStore(tmp_path, "llama", 4)
     with pytest.raises(PruneError, match="holds states of llama"):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import FileLock
 from torch import Tensor
 
 from kvprune.errors import PruneError
@@ -34,16 +35,11 @@ class TeacherStore:
         self.states, self.index = self.folder / "states.bin", self.folder / "index.bin"
         for file in (self.states, self.index):
             file.touch()
-        whole = self.index.stat().st_size // RECORD.itemsize
-        records = np.fromfile(self.index, RECORD, whole)
-        # numpy cuts zeros off the end of a bytes field
-        self.spans = {
-            bytes(record["digest"]).ljust(16, b"\0"): (int(record["start"]), int(record["tokens"]))
-            for record in records
-        }
-        self.end = max((start + tokens for start, tokens in self.spans.values()), default=0)
-        with self.index.open("r+b") as index:
-            index.truncate(whole * RECORD.itemsize)
+        self.lock = FileLock(self.folder / ".lock")
+        self.spans: dict[bytes, tuple[int, int]] = {}
+        self.end = 0  # of the states that have a record, in tokens
+        with self.lock:
+            self._read_index()
 
     def _check(self, about: dict[str, object]) -> None:
         file = self.folder / ABOUT
@@ -54,6 +50,18 @@ class TeacherStore:
                 f"{self.folder} holds states of {found['teacher']} (width {found['width']}), not "
                 f"of {about['teacher']} (width {about['width']}); choose another teacher_cache"
             )
+
+    def _read_index(self) -> None:
+        """The records that are new since the last look: another run may share the folder."""
+        whole = self.index.stat().st_size // RECORD.itemsize
+        with self.index.open("r+b") as index:
+            index.truncate(whole * RECORD.itemsize)
+            index.seek(len(self.spans) * RECORD.itemsize)
+            for record in np.fromfile(index, RECORD):
+                start, tokens = int(record["start"]), int(record["tokens"])
+                # numpy cuts zeros off the end of a bytes field
+                self.spans[bytes(record["digest"]).ljust(16, b"\0")] = (start, tokens)
+                self.end = max(self.end, start + tokens)
 
     def get(self, ids: Tensor) -> Tensor | None:
         """States of a row, (T, D) in float32; None if the teacher has not read it."""
@@ -74,16 +82,19 @@ class TeacherStore:
                 f"a state of {float(states.abs().max()):.4g} does not fit into float16; train "
                 f"without teacher_cache"
             )
-        with self.states.open("r+b") as file:
-            file.seek(2 * self.width * self.end)
-            file.write(half.contiguous().numpy().tobytes())
-            file.flush()
-            os.fsync(file.fileno())
-        record = np.array([(digest(ids), self.end, len(ids))], RECORD)
-        with self.index.open("ab") as file:
-            file.write(record.tobytes())
-        self.spans[digest(ids)] = (self.end, len(ids))
-        self.end += len(ids)
+        with self.lock:
+            self._read_index()
+            if digest(ids) in self.spans:
+                return
+            with self.states.open("r+b") as file:
+                file.seek(2 * self.width * self.end)
+                file.write(half.contiguous().numpy().tobytes())
+                file.flush()
+                os.fsync(file.fileno())
+            record = np.array([(digest(ids), self.end, len(ids))], RECORD)
+            with self.index.open("ab") as file:
+                file.write(record.tobytes())
+            self._read_index()
 
 
 def digest(ids: Tensor) -> bytes:
