@@ -17,15 +17,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import TrainerCallback, TrainerState
 
 from experiments.smollm2.train import BASE, RECIPE, finished
 from kvprune.adapters import registry
 from kvprune.errors import PruneError
+from kvprune.train.average import ADAPTER
 from kvprune.train.recipe import make_recipe, merge_settings, read_yaml
 from kvprune.train.run import run
 from kvprune.utils.malloc import keep_memory
 
 LENGTH = 2048
+VALIDATE_EVERY = 100  # steps
 # α goes back far enough for gates to move again; the mean over steps replaces mixtures by hand
 TRAIN: dict[str, Any] = {
     "alpha_start": 3.0, "alpha_share": 0.8, "interaction_lr": 1e-3, "base_lr": 6e-4,
@@ -59,17 +62,32 @@ def main() -> None:
     args = parser.parse_args()
     keep_memory()
     for name in args.stages:
-        train(name, args.texts, args.runs)
-        validate(args.runs / name, args.texts, args.runs, args.chats)
+        train(name, args.texts, args.runs, args.chats)
+        validate(args.runs / name, args.texts, args.runs, args.chats, name)
 
 
-def train(name: str, texts: Path, runs: Path) -> None:
+def train(name: str, texts: Path, runs: Path, chats: Path | None = None) -> None:
     folder = runs / name
     if finished(folder):
         return
     resume = any(folder.glob("checkpoint-*"))
     print(f"{'resuming' if resume else 'training'} {folder}", flush=True)
-    run(make_recipe(settings(name, texts, runs)), folder, resume, disable_tqdm=True)
+    watch = ValidatedCheckpoints(folder, texts, chats)
+    recipe = make_recipe(settings(name, texts, runs))
+    run(recipe, folder, resume, callbacks=[watch], disable_tqdm=True)
+
+
+class ValidatedCheckpoints(TrainerCallback):
+    """Validates the mean of the weights now and then, while the run waits."""
+
+    def __init__(self, folder: Path, texts: Path, chats: Path | None):
+        self.folder, self.texts, self.chats = folder, texts, chats
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        if state.global_step % VALIDATE_EVERY == 0:
+            mean = self.folder / f"checkpoint-{state.global_step}" / ADAPTER
+            name = f"{self.folder.name} at {state.global_step}"
+            validate(mean, self.texts, self.folder.parent, self.chats, name)
 
 
 def settings(name: str, texts: Path, runs: Path) -> dict[str, Any]:
@@ -101,10 +119,10 @@ def multiplies_bfloat16() -> bool:
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def validate(adapter: Path, texts: Path, runs: Path, chats: Path | None) -> None:
+def validate(adapter: Path, texts: Path, runs: Path, chats: Path | None, name: str) -> None:
     """In a process of its own, whose memory is free again afterwards."""
     command = [sys.executable, "-m", "experiments.smollm2.validate", BASE, str(adapter)]
-    command += ["--texts", str(texts), "--log", str(runs / "validation.jsonl")]
+    command += ["--texts", str(texts), "--log", str(runs / "validation.jsonl"), "--name", name]
     command += ["--chats", str(chats)] if chats else []
     subprocess.run(command, check=True)
 

@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--chats", type=Path, help="written by answers.py, of held-out documents")
     parser.add_argument("--context", type=int, default=1024)
     parser.add_argument("--windows", type=int, default=4, help="per text")
+    parser.add_argument("--name", help="of the adapter, in the log; by default its folder's")
     parser.add_argument("--log", type=Path, required=True)
     args = parser.parse_args()
     quiet()
@@ -63,7 +64,7 @@ def main() -> None:
     hashed = hashlib.sha256(b"".join(part.numpy().tobytes() for part in texts.values()))
     for folder in args.adapters:
         about = {
-            "adapter": folder.name, "digest": digest(folder), "part": args.part,
+            "adapter": args.name or folder.name, "digest": digest(folder), "part": args.part,
             "context": args.context, "windows": args.windows, "chats": len(chats),
             "texts": hashed.hexdigest()[:12],
         }  # fmt: skip

@@ -284,7 +284,19 @@ def test_stages(root, texts, chats, adapter, tmp_path, monkeypatch):
     monkeypatch.setattr(long, "STAGES", {
         "80a": {"start": "adapter", "train": quick}, "80b": {"start": "80a", "train": quick},
     })  # fmt: skip
-    monkeypatch.setattr(long, "validate", lambda *args: None)
+    validated = []
+    monkeypatch.setattr(long, "VALIDATE_EVERY", 2)
+    monkeypatch.setattr(
+        long,
+        "validate",
+        lambda folder, *args: validated.append(
+            (
+                str(folder.relative_to(tmp_path / "runs")),
+                args[-1],
+                (folder / "kvprune.safetensors").is_file(),
+            )
+        ),
+    )
     recipe = long.read_yaml(long.RECIPE)
     recipe["method"] = {"method": "pruning", "rank": 8}
     monkeypatch.setattr(long, "read_yaml", lambda path: recipe)
@@ -296,6 +308,10 @@ def test_stages(root, texts, chats, adapter, tmp_path, monkeypatch):
         assert (runs / name / "kvprune.safetensors").is_file()
         card = (runs / name / "README.md").read_text()
         assert str(tmp_path) not in card
+    assert validated == [
+        ("80a/checkpoint-2/mean", "80a at 2", True), ("80a", "80a", True),
+        ("80b/checkpoint-2/mean", "80b at 2", True), ("80b", "80b", True),
+    ]  # fmt: skip
     when = (runs / "80a/kvprune.safetensors").stat().st_mtime_ns
     long.main()
     assert (runs / "80a/kvprune.safetensors").stat().st_mtime_ns == when

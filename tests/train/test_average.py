@@ -5,9 +5,10 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+import kvprune
 from kvprune import PruneError
 from kvprune.train.average import WeightAverage
-from training_runs import make_trainer, weights
+from training_runs import make_trainer, small_model, weights
 
 
 def follow(values, window):
@@ -59,6 +60,16 @@ def test_result_is_the_mean(tmp_path, tune):
         assert_close(after[name], mean, rtol=1e-4, atol=1e-6)
     moved = [name for name, last in seen[-1].items() if not torch.equal(after[name], last)]
     assert moved
+
+
+def test_checkpoint_has_the_mean_as_an_adapter(tmp_path):
+    trainer, seen = trained(tmp_path, tune="lora")
+    trainer.train()
+    pruned = kvprune.load(small_model(), tmp_path / "checkpoint-4/mean")
+    loaded = dict(pruned.model.named_parameters())
+    for name in seen[0]:
+        mean = sum(step[name] for step in seen[:4]) / 4
+        assert_close(loaded[name].data, mean, rtol=1e-4, atol=1e-6)
 
 
 def test_evaluation_uses_the_mean_and_leaves_the_weights(tmp_path):

@@ -21,6 +21,7 @@ from kvprune.errors import PruneError
 from kvprune.utils.files import write_atomically
 
 FILE = "average.safetensors"  # in every checkpoint of a run with a mean
+ADAPTER = "mean"  # a folder beside it: the same as an adapter
 STEPS = "steps"
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TrainerCallback
 
 from kvprune.adapters import lora
 from kvprune.adapters.load import load
@@ -43,6 +44,7 @@ def run(
     folder: str | Path,
     resume: bool = False,
     push: str | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
     **arguments: Any,
 ) -> Trained:
     """Train a recipe into the folder; `arguments` are further TrainingArguments.
@@ -77,6 +79,7 @@ def run(
         train_dataset=data.train,
         eval_dataset=data.held_out,
         processing_class=tokenizer,
+        callbacks=list(callbacks),
         # weights that an earlier run changed cannot serve as the teacher
         teacher=model if recipe.start and recipe.train.tune == "all" else None,
     )

@@ -41,7 +41,7 @@ from kvprune.adapters.save import describe_base, save
 from kvprune.adapters.saved_file import FILE
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, Sparsity
-from kvprune.train import checkpoints
+from kvprune.train import average, checkpoints
 from kvprune.train.alpha import AlphaSchedule
 from kvprune.train.average import WeightAverage
 from kvprune.train.card import model_card
@@ -321,8 +321,7 @@ class PruningTrainer(Trainer):
                 if best is not None and Path(best).parent == staged.parent:
                     self.state.best_model_checkpoint = str(run / Path(best).name)
                 if self.args.should_save:
-                    if self.average is not None:
-                        self.average.save(staged)
+                    self._save_average(staged)
                     checkpoints.write_settings(
                         staged, self.config.to_dict(), asdict(self.gamma.state)
                     )
@@ -335,6 +334,14 @@ class PruningTrainer(Trainer):
                     use_mtime=True,
                 )
             self.accelerator.wait_for_everyone()
+
+    def _save_average(self, checkpoint: Path) -> None:
+        """The mean of the weights: to resume from, and as an adapter to use."""
+        if self.average is not None:
+            self.average.save(checkpoint)
+            if self.config.tune != "all":
+                with self.average.applied():
+                    save(self.pruned, checkpoint / average.ADAPTER)
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         config, gamma = checkpoints.read_settings(Path(checkpoint))
