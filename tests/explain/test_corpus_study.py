@@ -3,14 +3,17 @@
 import json
 import xml.etree.ElementTree as ET
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+import kvprune
 import traces
 from kvprune import PruneError
 from kvprune.cli import app
 from kvprune.explain import Trace, figures
 from kvprune.explain.corpus_study import read_rows, study_corpus
+from kvprune.explain.page.packing import unpack
 
 TEXTS = ("One cat sat. " * 4, "Two dogs ran; " * 3)
 
@@ -90,7 +93,10 @@ def test_command_writes_the_page(model, tmp_path):
     assert "<title>A &lt;test&gt;</title>" in page.read_text()
     assert ET.parse(svg).getroot() is not None
     data = json.loads(page.read_text().split('id="data">')[1].split("</script>")[0])
-    assert Trace.from_dict({k: data[k] for k in loaded.to_dict()}).to_dict() == loaded.to_dict()
+    assert tuple(data["tokens"]) == loaded.tokens
+    life = unpack(data["records"][0]["drop"])
+    step = np.where(life > 0, np.arange(life.shape[1]) + life, kvprune.NEVER)
+    assert np.array_equal(step, loaded.drop_step)
 
 
 def test_command_studies_a_corpus(model, corpus, tmp_path):

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.cli.generation import Threshold
 from kvprune.cli.piped import piped_text
+from kvprune.errors import PruneError
 from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.explain import Trace
+    from kvprune.integration.handle import Pruned
 
 
 def explain(
@@ -28,6 +31,23 @@ def explain(
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,
     out: Annotated[Path, typer.Option(help="HTML page to write.")] = Path("explain.html"),
     title: Annotated[str, typer.Option(help="Title of the page.")] = "",
+    threshold: Threshold = None,
+    against: Annotated[
+        str | None,
+        typer.Option(help="A second model, or with --adapter a second adapter, beside the first."),
+    ] = None,
+    against_threshold: Annotated[
+        float | None, typer.Option(help="Threshold of the second; alone: of the same model again.")
+    ] = None,
+    cost: Annotated[
+        bool, typer.Option(help="Measure the loss of each token: three more readings.")
+    ] = True,
+    misses: Annotated[
+        int,
+        typer.Option(
+            help="Worst tokens for which dropped ones are brought back; some seconds each.", min=0
+        ),
+    ] = 5,
     save: Annotated[Path | None, typer.Option(help="Also save the trace as .json or .npz.")] = None,
     animate: Annotated[Path | None, typer.Option(help="Also write an animation as .svg.")] = None,
     layer: Annotated[
@@ -48,33 +68,72 @@ def explain(
     ),
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a page to explore what each layer drops from a text.
+    """Write a page to explore what each layer drops from a text, why, and what it costs.
 
+    With --against or --against-threshold: two models, or one at two thresholds, side by side.
     With --corpus: collect statistics over many texts and draw the paper's figures.
     """
     if corpus:
         _study_corpus(model, adapter, corpus, rows, length, switch, figures, as_json)
         return
     prompt = piped_text() if text in (None, "-") else str(text)
+    if not prompt:
+        raise PruneError("the text is empty; give the model something to read")
 
     import torch
 
     from kvprune.adapters.load import load_with_tokenizer
+    from kvprune.explain.against import read_again
     from kvprune.explain.prompt import trace_prompt
 
     quiet()
-    loaded = load_with_tokenizer(model, adapter, merge=True)
+    # LoRA stays apart: without it the weights are those of the dense model
+    loaded = load_with_tokenizer(model, adapter)
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
+    _set_threshold(pruned, model, threshold)
     torch.manual_seed(seed)
+    _say(f"reading with {pruned.name or model}")
     trace = trace_prompt(pruned, tokenizer, prompt, write, do_sample=sample)
-    files = {"page": trace.to_html(out, title)}
+    trace = _with_cost(trace, cost, misses)
+    other = None
+    if against is not None or against_threshold is not None:
+        if against is not None:
+            # another adapter of the same model, if that was how the first was given
+            loaded = load_with_tokenizer(*((model, against) if adapter else (against,)))
+            pruned, tokenizer = loaded.attached(), loaded.tokenizer
+        _set_threshold(pruned, against or model, against_threshold)
+        _say(f"reading with {pruned.name or against or model}")
+        other = _with_cost(read_again(trace, pruned, tokenizer), cost, misses)
+    _say("writing the page")
+    files = {"page": trace.to_html(out, title, other)}
     if save is not None:
         files["trace"] = trace.save(save)
     if animate is not None:
         from kvprune.explain.animation import animate as write_animation
 
         files["animation"] = write_animation(trace, animate, layer)
-    _print_summary(trace, files, as_json)
+    _print_summary(trace, other, files, as_json)
+
+
+def _say(words: str) -> None:
+    print(words, file=sys.stderr, flush=True)
+
+
+def _set_threshold(pruned: Pruned, name: str, threshold: float | None) -> None:
+    if threshold is None:
+        return
+    if "threshold" not in pruned.working.adjustable:
+        raise PruneError(f"{name} has no threshold: {pruned.working.method} does not vote")
+    pruned.adjust(threshold=threshold)
+
+
+def _with_cost(trace: Trace, cost: bool, misses: int) -> Trace:
+    """The losses, and the worst tokens; a single token has none."""
+    if not cost or len(trace.tokens) < 2:
+        return trace
+    _say(f"measuring the loss of {len(trace.tokens):,} tokens")
+    trace = trace.with_cost()
+    return trace.with_misses(misses, progress=True) if misses else trace
 
 
 def _study_corpus(
@@ -109,29 +168,39 @@ def _study_corpus(
 
 
 def _read_text(file: Path) -> str:
-    from kvprune.errors import PruneError
-
     try:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise PruneError(f"cannot read {file}: {error}; give a file of plain text") from error
 
 
-def _print_summary(trace: Trace, files: dict[str, Path], as_json: bool) -> None:
-    sparsity = trace.sparsity[:, -1]
-    about: dict[str, Any] = {
-        "tokens": len(trace.tokens),
-        "layers": list(trace.layers),
-        "sparsity": float(sparsity.mean()),
-        "sparsity_by_layer": sparsity.tolist(),
-        **{name: str(file) for name, file in files.items()},
-    }
+def _print_summary(
+    trace: Trace, other: Trace | None, files: dict[str, Path], as_json: bool
+) -> None:
+    from kvprune.explain.summary import summary
+
+    about: dict[str, Any] = summary(trace)
     if as_json:
-        print(json.dumps(about))
+        if other is not None:
+            about["against"] = summary(other)
+        print(json.dumps({**about, **{name: str(file) for name, file in files.items()}}))
         return
     for file in files.values():
         print(file)
-    line = f"{about['tokens']} tokens; {about['sparsity']:.0%} of the context is dropped at the end"
-    print(line, file=sys.stderr)
-    if not sparsity.any():
-        print("nothing was dropped; was this model trained to prune?", file=sys.stderr)
+    _say(_line(about))
+    if other is not None:
+        _say(_line(summary(other)))
+    if not about["sparsity"]:
+        _say("nothing was dropped; was this model trained to prune?")
+
+
+def _line(about: dict[str, Any]) -> str:
+    name = about["adapter"] or about["model"]
+    dropped = (
+        f"{about['tokens']} tokens; {about['sparsity']:.0%} of the earlier tokens are dropped at "
+        f"the end, {about['sparsity_over_pairs']:.0%} over all pairs"
+    )
+    cost = ""
+    if "loss" in about:
+        cost = f"; loss {about['loss']:.3f}, dense {about['dense_loss']:.3f}"
+    return f"{name}: {dropped}{cost}" if name else f"{dropped}{cost}"

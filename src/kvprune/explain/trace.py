@@ -365,11 +365,14 @@ class Trace:
         except TypeError as error:
             raise PruneError(f"{path} is not a trace or is damaged: {error}") from error
 
-    def to_html(self, path: str | Path, title: str = "") -> Path:
-        """Write the page to explore it: one self-contained file."""
+    def to_html(self, path: str | Path, title: str = "", against: Trace | None = None) -> Path:
+        """Write the page to explore it, one self-contained file; with `against`, of both.
+
+        `against`: a trace of the same text with another adapter or other settings.
+        """
         from kvprune.explain.page import write_page
 
-        return write_page(self, path, title)
+        return write_page(self, path, title, against)
 
     def _repr_html_(self) -> str:
         from kvprune.explain.page import notebook_summary

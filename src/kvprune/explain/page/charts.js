@@ -4,11 +4,15 @@ const ARC_PAD = 14;
 function drawArcs() {
   const canvas = byId("arcs");
   const width = canvas.parentElement.clientWidth;
-  const layer = view.layer, all = layer === ALL;
+  const layer = view.layer, all = layer === ALL, { drop } = current();
   // the arcs of all layers at once would be unreadable: draw only those of one token
   const i = subject() >= 0 || !all ? subject() : view.t;
   const x = (n) => ARC_PAD + ((width - 2 * ARC_PAD) * (n + 0.5)) / T;
-  const widest = layersOf(layer).reduce((most, l) => DROP[l].reduce((m, s, j) => (s < T ? Math.max(m, s - j) : m), most), 0);
+  // the arcs that are drawn decide the height
+  const spans = all
+    ? layersOf(ALL).flatMap((l) => (i < 0 ? [] : [...current().droppedBy(l, i).map((j) => i - j), drop[l][i] < T ? drop[l][i] - i : 0]))
+    : Array.from(drop[layer], (step, j) => (step < T ? step - j : 0));
+  const widest = spans.reduce((most, span) => Math.max(most, span), 0);
   const height = Math.round(Math.min(240, Math.max(70, ((x(widest) - x(0)) / 2) + 40)));
   const context = fitted(canvas, width, height);
   const base = height - 22, most = base - 8;
@@ -25,7 +29,7 @@ function drawArcs() {
     context.strokeStyle = accent;
     context.lineWidth = 1;
     context.globalAlpha = Math.max(0.12, Math.min(0.5, 80 / T)) / (i >= 0 ? 2.5 : 1);
-    for (let j = 0; j < T; j++) if (DROP[layer][j] <= view.t) arc(j, DROP[layer][j]);
+    for (let j = 0; j < T; j++) if (drop[layer][j] <= view.t) arc(j, drop[layer][j]);
   }
   context.globalAlpha = 1;
   if (i >= 0) {
@@ -33,9 +37,9 @@ function drawArcs() {
     for (const l of layersOf(layer)) {
       context.globalAlpha = all ? 0.5 : 0.9;
       context.strokeStyle = accent;
-      for (const j of droppedBy(l, i)) arc(j, i);
+      for (const j of current().droppedBy(l, i)) arc(j, i);
       context.strokeStyle = warm;
-      if (DROP[l][i] < T) arc(i, DROP[l][i]);
+      if (drop[l][i] < T) arc(i, drop[l][i]);
     }
     context.globalAlpha = 1;
   }
@@ -71,10 +75,11 @@ function listenArcs() {
   canvas.addEventListener("click", (event) => select(at(event)));
 }
 
-const W = 420, H = 150, LEFT = 46, BOTTOM = 20, TOP = 8;
+const H = 160, LEFT = 58, BOTTOM = 20, TOP = 8;
 
 // lines over positions; rows: [{ name, className, value(k) }]
 function lineChart(host, rows, highest, label, form) {
+  const W = host.clientWidth || 420;
   const svg = makeSvg("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": label });
   const x = (k) => LEFT + ((W - LEFT - 6) * k) / Math.max(T - 1, 1);
   const y = (v) => H - BOTTOM - ((H - BOTTOM - TOP) * v) / (highest || 1);
@@ -102,28 +107,43 @@ function lineChart(host, rows, highest, label, form) {
 }
 
 let moveSparsity = () => {}, moveCache = () => {};
+// the line of each record
+const LINES = ["chosen", "other"];
 
 function drawSparsity() {
-  const rows = [{ className: "mean", value: (k) => sparsityAt(ALL, k) }];
-  if (view.layer !== ALL) rows.push({ className: "chosen", value: (k) => sparsityAt(view.layer, k) });
-  moveSparsity = lineChart(byId("sparsity-chart"), rows, 1, "Share of the context dropped by position", percent);
+  const lines = COMPARES
+    ? RECORDS.map((record, side) => ({ className: LINES[side], value: (k) => record.sparsityAt(view.layer, k) }))
+    : [{ className: "mean", value: (k) => current().sparsityAt(ALL, k) }];
+  if (!COMPARES && view.layer !== ALL) lines.push({ className: "chosen", value: (k) => current().sparsityAt(view.layer, k) });
+  moveSparsity = lineChart(byId("sparsity-chart"), lines, 1, "Share of the earlier tokens dropped, by position", percent);
 }
 
 function drawCache() {
-  const most = Math.max(cacheBytes(T - 1).dense, cacheBytes(T - 1).kept);
+  const most = Math.max(...RECORDS.flatMap((record) => Object.values(record.cacheBytes(T - 1))));
   moveCache = lineChart(byId("cache-chart"), [
-    { className: "mean", value: (k) => cacheBytes(k).dense },
-    { className: "chosen", value: (k) => cacheBytes(k).kept },
+    { className: "mean", value: (k) => RECORDS[0].cacheBytes(k).dense },
+    ...RECORDS.map((record, side) => ({ className: LINES[side], value: (k) => record.cacheBytes(k).kept })),
   ], most, "Bytes of the cache over time, compared with a dense cache", bytes);
+}
+
+// with two records each note has the names in the colours of their lines
+function fillNote(host, parts) {
+  host.replaceChildren(...parts.flatMap(([words, name], n) => [n ? ", " : "", make("span", name ? { class: `of-${name}` } : {}, words)]));
 }
 
 function moveCursors() {
   moveSparsity(view.t);
   moveCache(view.t);
-  const { kept, dense } = cacheBytes(view.t);
-  byId("cache-note").textContent = `${bytes(kept)} of ${bytes(dense)} dense at token ${view.t}`;
-  const chosen = view.layer === ALL ? "" : `, ${layerName(view.layer)}: ${percent(sparsityAt(view.layer, view.t))}`;
-  byId("sparsity-note").textContent = `all layers: ${percent(sparsityAt(ALL, view.t))}${chosen}`;
+  const { layer, t } = view;
+  const dense = bytes(RECORDS[0].cacheBytes(t).dense);
+  if (COMPARES) {
+    fillNote(byId("sparsity-note"), RECORDS.map((r, side) => [`${r.name}: ${percent(r.sparsityAt(layer, t))}`, LINES[side]]));
+    fillNote(byId("cache-note"), [...RECORDS.map((r, side) => [`${r.name}: ${bytes(r.cacheBytes(t).kept)}`, LINES[side]]), [`dense: ${dense}`]]);
+    return;
+  }
+  byId("cache-note").textContent = `${bytes(current().cacheBytes(t).kept)} of ${dense} dense at token ${t}`;
+  const chosen = layer === ALL ? "" : `, ${layerName(layer)}: ${percent(current().sparsityAt(layer, t))}`;
+  byId("sparsity-note").textContent = `at token ${t}, all layers: ${percent(current().sparsityAt(ALL, t))}${chosen}`;
 }
 
 // bars in HTML; rows: [{ name, share, expected? }]
@@ -142,22 +162,33 @@ function bars(host, rows, most) {
 }
 
 function drawStatistics() {
-  const kinds = droppersByKind(view.layer);
+  const kinds = droppersByKind(current(), view.layer);
   bars(byId("kind-chart"), kinds, Math.max(0.01, ...kinds.map((row) => Math.max(row.share, row.expected))));
   const top = byId("top-droppers");
-  const rows = topDroppers(view.layer, 8);
+  const rows = topDroppers(current(), view.layer, 8);
   top.replaceChildren(make("p", { class: "quiet" }, rows.length ? "Most frequent: " : "Nothing was dropped."));
   for (const { token, share } of rows) {
     const seen = token === "" ? "part of a character" : token.trim() === "" ? token.replace(/\n/g, "↵").replace(/ /g, "␣") : token.trim();
     top.firstChild.append(make("code", {}, seen), ` ${percent(share)}  `);
   }
-  bars(byId("speech-chart"), keptByPart(view.layer), 1);
-  const lives = lifetimes(view.layer);
+  bars(byId("speech-chart"), keptByPart(current(), view.layer), 1);
+  const lives = lifetimes(current(), view.layer);
   bars(byId("life-chart"), lives, Math.max(...lives.map((row) => row.share)));
+  byId("life-rule").textContent = lifeRule();
+}
+
+// what the settings do not allow shapes the lifetimes
+function lifeRule() {
+  const recent = current().setting("protect_recent"), first = current().setting("protect_first");
+  const { chance, share } = atFirstChance(current(), view.layer);
+  const rules = [];
+  if (recent) rules.push(`protect_recent ${recent}: nothing can be dropped before distance ${chance}; ${percent(share)} of the drops come at ${chance}, the first allowed.`);
+  if (first) rules.push(`protect_first ${first}: the first ${first === 1 ? "token stays" : `${first} tokens stay`}.`);
+  return rules.join(" ");
 }
 
 listeners.push((changed) => {
-  if (changed("layer")) { drawSparsity(); drawStatistics(); }
-  if (changed("layer") || changed("t")) moveCursors();
-  if (changed("layer") || changed("t") || changed("focus") || changed("selected")) drawArcs();
+  if (changed("layer") || changed("side")) { drawSparsity(); drawStatistics(); }
+  if (["layer", "t", "side"].some(changed)) moveCursors();
+  if (["layer", "t", "subject", "side"].some(changed)) drawArcs();
 });

@@ -5,13 +5,14 @@ const layerButtons = [];
 
 function buildLayers() {
   const host = byId("layers");
-  for (let l = 0; l <= L; l++) {
+  // all layers first; in the list they are last
+  for (const l of [ALL, ...layersOf(ALL)]) {
     const fill = make("span", { class: "level" });
     const name = l === ALL ? "all" : `${DATA.layers[l]}`;
     const button = make("button", { type: "button", role: "radio", class: l === ALL ? "layer all" : "layer", title: layerName(l), "aria-label": layerName(l), "aria-checked": "false", tabindex: "-1" }, make("span", { class: "well" }, fill), make("span", { class: "number" }, name));
     button.addEventListener("click", () => change({ layer: l }));
     host.append(button);
-    layerButtons.push({ button, fill });
+    layerButtons[l] = { button, fill };
   }
   host.addEventListener("keydown", (event) => {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
@@ -30,12 +31,12 @@ function stepLayer(by) {
 function drawLayers() {
   let all = 0;
   for (let l = 0; l < L; l++) {
-    const share = KEPT[l][view.t] / (view.t + 1);
+    const share = current().kept[l][view.t] / (view.t + 1);
     all += share / L;
     layerButtons[l].fill.style.height = `${100 * share}%`;
   }
   layerButtons[ALL].fill.style.height = `${100 * all}%`;
-  const held = view.layer === ALL ? all * (view.t + 1) : KEPT[view.layer][view.t];
+  const held = view.layer === ALL ? all * (view.t + 1) : current().kept[view.layer][view.t];
   const count = view.layer === ALL ? `${held.toFixed(1)} on average` : `${held}`;
   byId("layer-note").textContent = `${layerName(view.layer)} ${view.layer === ALL ? "hold" : "holds"} ${count} of ${view.t + 1} tokens`;
 }
@@ -69,9 +70,16 @@ function tick(now) {
 
 function setTheme(name) {
   document.documentElement.dataset.theme = name;
+  repaint();
+}
+
+// what is drawn on a canvas does not follow the theme by itself
+function repaint() {
   palette = null;
   redrawMasks();
   drawArcs();
+  drawWhy();
+  drawCost();
 }
 
 function isDark() {
@@ -83,6 +91,7 @@ function listenKeys() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const onButton = event.target.closest?.("button");
+    if (event.target.closest?.("input[type=search], select")) return;
     const keys = {
       " ": onButton ? null : togglePlay,
       ",": () => change({ t: Math.max(0, view.t - 1), playing: false }),
@@ -90,10 +99,13 @@ function listenKeys() {
       "[": () => stepLayer(-1),
       "]": () => stepLayer(1),
       0: () => change({ layer: ALL }),
+      "/": focusSearch,
+      n: () => nextFound(1),
+      N: () => nextFound(-1),
       m: () => enlarge(view.layer === ALL ? 0 : view.layer),
       d: () => setTheme(isDark() ? "light" : "dark"),
       "?": () => byId("help").showModal(),
-      Escape: () => change({ selected: -1, focus: -1 }),
+      Escape: () => change({ selected: -1, focus: -1, miss: -1, back: -1 }),
     };
     const act = keys[event.key];
     if (!act) return;
@@ -115,19 +127,25 @@ function listenControls() {
   let resized = 0;
   window.addEventListener("resize", () => {
     cancelAnimationFrame(resized);
-    resized = requestAnimationFrame(() => { drawArcs(); paintSubject(); if (byId("large").open) drawLarge(); });
+    resized = requestAnimationFrame(() => {
+      drawArcs();
+      drawWhy();
+      drawCost();
+      drawSparsity();
+      drawCache();
+      moveCursors();
+      panes.forEach(paintSubject);
+      if (byId("large").open) drawLarge();
+    });
   });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    palette = null;
-    redrawMasks();
-    drawArcs();
-  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 }
 
 listeners.push((changed) => {
   if (changed("t")) drawTime();
-  if (changed("t") || changed("layer")) drawLayers();
+  if (["t", "layer", "side"].some(changed)) drawLayers();
   if (changed("layer")) {
+    document.body.classList.toggle("all-layers", view.layer === ALL);
     layerButtons.forEach(({ button }, l) => {
       button.setAttribute("aria-checked", l === view.layer);
       button.tabIndex = l === view.layer ? 0 : -1;
@@ -140,24 +158,34 @@ listeners.push((changed) => {
   }
 });
 
-// the initial layer: the one that drops most
-function busiest() {
-  let best = 0;
-  for (let l = 1; l < L; l++) if (sparsityOverall(l) > sparsityOverall(best)) best = l;
-  return best;
+function aboutLine() {
+  const origin = DATA.prompt < T ? `${DATA.prompt} in the prompt, ${T - DATA.prompt} generated` : "read as one text";
+  const size = `${plural(T, "token")} (${origin}) · ${plural(L, "layer")}`;
+  if (COMPARES) return [`both ${sharedSettings()}`, size].join(" · ");
+  const record = current(), { adapter, model } = record.about;
+  const name = adapter && model && adapter !== model ? `${adapter} on ${model}` : adapter || model;
+  const gone = `${percent(record.sparsityAt(ALL, T - 1))} of the earlier tokens dropped at the end, ${percent(record.sparsityOverall(ALL))} over all pairs`;
+  return [name, settingsOf(record), size, gone].filter(Boolean).join(" · ");
 }
 
-const origin = DATA.prompt < T ? `${DATA.prompt} in the prompt, ${T - DATA.prompt} generated` : "read as one text";
-byId("about").textContent = `${DATA.model ? `${DATA.model} · ` : ""}${T} ${T === 1 ? "token" : "tokens"} (${origin}) · ${L} ${L === 1 ? "layer" : "layers"} · ${percent(sparsityAt(ALL, T - 1))} of the context is dropped at the end`;
-buildText();
+byId("about").textContent = aboutLine();
+panes.forEach(buildText);
 buildLayers();
 buildMasks();
-listenText();
+buildCost();
+buildCompare();
+buildSearch();
+panes.forEach(listenText);
+listenDetail();
+listenWhy();
 listenMasks();
 listenArcs();
 listenControls();
 listenKeys();
-view.layer = busiest();
+listenLink();
+Object.assign(view, readLink(location.hash));
 drawCache();
+drawCost();
 for (const listener of listeners) listener(() => true, view);
+if (view.selected >= 0) reveal(view.selected);
 document.documentElement.dataset.ready = "true";

@@ -14,7 +14,7 @@ function maskShares(layer, size) {
       row = stop;
     }
   };
-  const drop = DROP[layer];
+  const drop = current().drop[layer];
   for (let j = 0; j < T; j++) {
     const x = Math.floor((j * size) / T);
     add(seen, x, j, Math.min(drop[j], T));
@@ -63,13 +63,21 @@ function buildMasks() {
   for (let l = 0; l < L; l++) {
     const canvas = make("canvas", { "data-layer": l, "aria-hidden": "true" });
     canvas.style.width = canvas.style.height = `${SMALL}px`;
-    const note = `${DATA.layers[l]}: ${percent(sparsityOverall(l))}`;
-    const button = make("button", { type: "button", class: "mask", "aria-label": `Enlarge the mask of layer ${note} dropped` }, canvas, make("span", {}, note));
+    const note = make("span", {});
+    const button = make("button", { type: "button", class: "mask" }, canvas, note);
     button.addEventListener("click", () => enlarge(l));
     byId("masks").append(button);
-    smallMasks.push({ canvas, button, drawn: false });
+    smallMasks.push({ canvas, button, note, drawn: false });
     watcher.observe(canvas);
   }
+}
+
+function nameMasks() {
+  smallMasks.forEach(({ button, note }, l) => {
+    const share = percent(current().sparsityOverall(l));
+    note.textContent = `${DATA.layers[l]}: ${share}`;
+    button.setAttribute("aria-label", `Enlarge the mask of layer ${DATA.layers[l]}: ${share} dropped over all pairs`);
+  });
 }
 
 function redrawMasks() {
@@ -81,7 +89,7 @@ let largeSize = 0;
 function drawLarge() {
   largeSize = Math.floor(Math.max(160, Math.min(window.innerWidth - 64, window.innerHeight - 190, 720)));
   drawMask(byId("large-mask"), view.layer, largeSize);
-  byId("large-title").textContent = `Layer ${DATA.layers[view.layer]}: ${percent(sparsityOverall(view.layer))} of all pairs dropped`;
+  byId("large-title").textContent = `Layer ${DATA.layers[view.layer]}: ${percent(current().sparsityOverall(view.layer))} dropped over all pairs`;
   byId("large-note").textContent = "Point at a cell to see which token looks at which.";
 }
 
@@ -94,7 +102,7 @@ function enlarge(layer) {
 // the note on cell (k, j) of the large mask
 function pairNote(k, j) {
   const query = `${shown(k)} (${k})`, key = `${shown(j)} (${j})`;
-  const step = DROP[view.layer][j];
+  const step = current().drop[view.layer][j];
   if (j > k) return `${key} comes after ${query}.`;
   if (j === k) return `${query} sees itself.`;
   if (step > k) return `${query} sees ${key}.`;
@@ -120,5 +128,6 @@ function listenMasks() {
 }
 
 listeners.push((changed) => {
+  if (changed("side")) { nameMasks(); redrawMasks(); }
   if (changed("layer")) smallMasks.forEach(({ button }, l) => button.classList.toggle("chosen", l === view.layer));
 });

@@ -1,13 +1,11 @@
-// The record: the trace as typed arrays, and all numbers that the page shows. No drawing.
+// The records: each trace as typed arrays, and what follows from them. No drawing.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
 const T = DATA.tokens.length;
 const L = DATA.layers.length;
-const ALL = L; // the last layer button: all layers at once
+const ALL = L; // stands for all layers at once
 const NEVER = 2147483647;
-
-// one row per layer; the step of a token that stays is later than any other
-const DROP = DATA.drop_step.map((row) => Int32Array.from(row, (step) => (step < 0 ? NEVER : step)));
+const RUNNERS = 3;
 
 // tokens by the step that drops them: those of step i are dropped[from[i]] .. dropped[from[i + 1] - 1]
 function byStep(drop) {
@@ -19,114 +17,144 @@ function byStep(drop) {
   for (let j = 0; j < T; j++) if (drop[j] < T) dropped[next[drop[j]]++] = j;
   return { from, dropped };
 }
-const EVENTS = DROP.map(byStep);
 
-function droppedBy(layer, i) {
-  const { from, dropped } = EVENTS[layer];
-  return Array.from(dropped.subarray(from[i], from[i + 1]));
+class Record {
+  constructor(about, arrays) {
+    this.about = about;
+    this.name = about.name;
+    // one row per layer; the step of a token that stays is later than any other
+    this.drop = rows(arrays.drop, T).map((lives) => Int32Array.from(lives, (life, j) => (life ? j + life : NEVER)));
+    this.events = this.drop.map(byStep);
+    // the number of tokens that a layer holds after token k, including k
+    this.kept = this.events.map(({ from }) => Int32Array.from({ length: T }, (_, k) => k + 1 - from[k + 1]));
+    this.votes = arrays.score ? new Votes(this, arrays) : null;
+    for (const name of ["loss", "dense_loss", "open_loss"]) this[name] = arrays[name] || null;
+    this.misses = about.misses || [];
+  }
+
+  // the tokens that token i dropped
+  droppedBy(layer, i) {
+    const { from, dropped } = this.events[layer];
+    return Array.from(dropped.subarray(from[i], from[i + 1]));
+  }
+
+  // the share of the k earlier tokens that token k cannot see
+  sparsityAt(layer, k) {
+    if (k === 0) return 0;
+    const chosen = layersOf(layer);
+    let gone = 0;
+    for (const l of chosen) gone += k + 1 - this.kept[l][k];
+    return gone / (k * chosen.length);
+  }
+
+  // the same over all pairs of a token and an earlier one
+  sparsityOverall(layer) {
+    const chosen = layersOf(layer);
+    let gone = 0;
+    for (const l of chosen) for (let k = 1; k < T; k++) gone += k + 1 - this.kept[l][k];
+    return T > 1 ? gone / (chosen.length * T * (T - 1) / 2) : 0;
+  }
+
+  cacheBytes(k) {
+    let held = 0;
+    for (const kept of this.kept) held += kept[k];
+    return { kept: held * this.about.kept_bytes, dense: L * (k + 1) * this.about.dense_bytes };
+  }
+
+  // the number of layers that hold token j after token t
+  aliveLayers(j, t) {
+    let alive = 0;
+    for (const drop of this.drop) if (drop[j] > t) alive++;
+    return alive;
+  }
+
+  setting(name) {
+    return this.about[name] ?? this.about.settings[name];
+  }
 }
 
-// the number of tokens that a layer holds after token k, including k
-const KEPT = EVENTS.map(({ from }) => Int32Array.from({ length: T }, (_, k) => k + 1 - from[k + 1]));
+// why a token was dropped: the scores of later tokens on it
+class Votes {
+  constructor(record, arrays) {
+    const { threshold, protect_first, protect_recent, scores } = record.about;
+    Object.assign(this, { record, threshold, first: protect_first, recent: protect_recent });
+    this.score = rows(arrays.score, T);
+    this.gap = rows(arrays.runner_gap, T * RUNNERS);
+    this.runnerScore = rows(arrays.runner_score, T * RUNNERS);
+    this.error = scores ? { rms: scores.rms, largest: scores.largest } : null;
+    if (!scores) return;
+    this.beta = arrays.beta;
+    this.weight = scores.weight;
+    this.query = rows(arrays.query, T);
+    this.key = rows(arrays.key, T);
+    this.parts = Array.from({ length: L }, () => []);
+    arrays.layer.forEach((layer, part) => this.parts[layer].push(part));
+  }
+
+  // the first later tokens that would have dropped j too: [{ step, score }]
+  runners(layer, j) {
+    const found = [];
+    let step = this.record.drop[layer][j];
+    for (let n = j * RUNNERS; n < (j + 1) * RUNNERS; n++) {
+      if (!this.gap[layer][n]) break;
+      step += this.gap[layer][n];
+      found.push({ step, score: this.runnerScore[layer][n] });
+    }
+    return found;
+  }
+
+  // whether the vote of token i on j counts
+  counts(i, j) {
+    return j >= this.first && i - j > this.recent;
+  }
+
+  // the scores of all later tokens on j, NaN for the others; null if the page has none
+  curve(layer, j) {
+    if (!this.error) return null;
+    const curve = new Float32Array(T).fill(NaN);
+    for (let i = j + 1; i < T; i++) curve[i] = this.beta[layer];
+    for (const part of this.parts[layer]) {
+      const share = this.weight[part] * this.key[part][j];
+      if (share === 0) continue;
+      const query = this.query[part];
+      for (let i = j + 1; i < T; i++) curve[i] += share * query[i];
+    }
+    return this.corrected(curve, layer, j);
+  }
+
+  // the curve is rounded, but what happened is known exactly: where no token dropped j, nor would
+  // have, its score was above the threshold
+  corrected(curve, layer, j) {
+    const drop = this.record.drop[layer][j];
+    const runners = this.runners(layer, j);
+    const exact = new Map(runners.map(({ step, score }) => [step, score]));
+    if (drop < T) exact.set(drop, this.score[layer][j]);
+    const known = runners.length === RUNNERS ? runners[RUNNERS - 1].step : T;
+    for (let i = j + 1; i < T; i++) {
+      if (exact.has(i)) curve[i] = exact.get(i);
+      else if (i < known && this.counts(i, j)) curve[i] = Math.max(curve[i], this.threshold + 0.01);
+    }
+    return curve;
+  }
+}
 
 function layersOf(layer) {
-  return layer === ALL ? DROP.map((_, l) => l) : [layer];
+  return layer === ALL ? DATA.layers.map((_, l) => l) : [layer];
 }
 
 function layerName(layer) {
   return layer === ALL ? "all layers" : `layer ${DATA.layers[layer]}`;
 }
 
-// the share of the k earlier tokens that token k cannot see
-function sparsityAt(layer, k) {
-  if (k === 0) return 0;
-  const chosen = layersOf(layer);
-  let gone = 0;
-  for (const l of chosen) gone += k + 1 - KEPT[l][k];
-  return gone / (k * chosen.length);
+async function unpackRecord(about) {
+  const plain = ["drop", "runner_gap"], numbers = ["score", "runner_score", "loss", "dense_loss", "open_loss"];
+  const found = (names, from, open) => names.filter((name) => from[name]).map(async (name) => [name, await open(from[name])]);
+  const scores = about.scores || {};
+  return new Record(about, Object.fromEntries(await Promise.all([
+    ...found(plain, about, unpack), ...found(numbers, about, unpackNumbers),
+    ...found(["query", "key", "layer"], scores, unpack), ...found(["beta"], scores, unpackNumbers),
+  ])));
 }
 
-// the same over all pairs of a token and an earlier one
-function sparsityOverall(layer) {
-  const chosen = layersOf(layer);
-  let gone = 0;
-  for (const l of chosen) for (let k = 1; k < T; k++) gone += k + 1 - KEPT[l][k];
-  return T > 1 ? gone / (chosen.length * T * (T - 1) / 2) : 0;
-}
-
-function cacheBytes(k) {
-  let held = 0;
-  for (const kept of KEPT) held += kept[k];
-  return { kept: held * DATA.kept_bytes, dense: L * (k + 1) * DATA.dense_bytes };
-}
-
-function aliveLayers(j, t) {
-  let alive = 0;
-  for (const drop of DROP) if (drop[j] > t) alive++;
-  return alive;
-}
-
-// share of drops by kind of the dropper, and how common that kind is
-function droppersByKind(layer) {
-  const drops = new Float64Array(DATA.kinds.length);
-  const tokens = new Float64Array(DATA.kinds.length);
-  let total = 0;
-  for (const l of layersOf(layer)) {
-    for (const step of DROP[l]) if (step < T) { drops[DATA.kind[step]]++; total++; }
-  }
-  for (const kind of DATA.kind) tokens[kind]++;
-  return DATA.kinds.map((name, i) => ({
-    name, share: total ? drops[i] / total : 0, expected: tokens[i] / T, count: drops[i],
-  }));
-}
-
-function topDroppers(layer, most) {
-  const counts = new Map();
-  let total = 0;
-  for (const l of layersOf(layer)) {
-    for (const step of DROP[l]) {
-      if (step >= T) continue;
-      counts.set(DATA.tokens[step], (counts.get(DATA.tokens[step]) || 0) + 1);
-      total++;
-    }
-  }
-  return Array.from(counts, ([token, count]) => ({ token, count, share: count / total }))
-    .sort((a, b) => b.count - a.count)
-    .slice(0, most);
-}
-
-// by part of speech (or kind, without a tagger): the share of later tokens that still see a token
-function keptByPart(layer) {
-  const tagged = DATA.speech.length > 0;
-  const names = tagged ? DATA.speeches : DATA.kinds;
-  const part = tagged ? DATA.speech : DATA.kind;
-  const seen = new Float64Array(names.length);
-  const pairs = new Float64Array(names.length);
-  for (const l of layersOf(layer)) {
-    for (let j = 0; j < T - 1; j++) {
-      seen[part[j]] += Math.min(DROP[l][j], T) - 1 - j;
-      pairs[part[j]] += T - 1 - j;
-    }
-  }
-  return names.map((name, i) => ({ name, share: seen[i] / pairs[i], pairs: pairs[i] }))
-    .filter((row) => row.pairs > 0)
-    .sort((a, b) => b.share - a.share);
-}
-
-// how many were dropped 1, 2-3, 4-7, ... tokens later, and how many stayed
-function lifetimes(layer) {
-  const bins = Array.from({ length: Math.floor(Math.log2(Math.max(T - 1, 1))) + 1 }, () => 0);
-  let stayed = 0;
-  for (const l of layersOf(layer)) {
-    for (let j = 0; j < T; j++) {
-      if (DROP[l][j] < T) bins[Math.floor(Math.log2(DROP[l][j] - j))]++;
-      else stayed++;
-    }
-  }
-  const total = T * layersOf(layer).length;
-  const rows = bins.map((count, b) => {
-    const first = 2 ** b, last = 2 ** (b + 1) - 1;
-    return { name: first === last ? `${first}` : `${first}–${last}`, share: count / total, count };
-  });
-  return [...rows, { name: "stays", share: stayed / total, count: stayed, stays: true }];
-}
+const RECORDS = await Promise.all(DATA.records.map(unpackRecord));
+const COMPARES = RECORDS.length > 1;

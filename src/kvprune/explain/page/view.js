@@ -1,6 +1,8 @@
 // The view: the state of the page. Parts subscribe to changes, which are drawn once per frame.
 
-const view = { t: T - 1, layer: 0, focus: -1, selected: -1, playing: false };
+// side: which of two records; wide: whether a curve shows all later tokens; strip: what is drawn
+// under the text; miss, back: the chosen token that suffered, and the one brought back for it
+const view = { t: T - 1, layer: ALL, focus: -1, selected: -1, playing: false, side: 0, wide: false, strip: "none", miss: -1, back: -1 };
 const listeners = [];
 let pending = null;
 
@@ -13,13 +15,17 @@ function change(values) {
 function flush() {
   const before = pending.before;
   pending = null;
-  const changed = (name) => before[name] !== view[name];
+  const changed = (name) => (name === "subject" ? subject(before) !== subject() : before[name] !== view[name]);
   for (const listener of listeners) listener(changed, before);
 }
 
 // the token whose details are shown: the one under the pointer or keyboard focus, else the selected one
-function subject() {
-  return view.focus >= 0 ? view.focus : view.selected;
+function subject(state = view) {
+  return state.focus >= 0 ? state.focus : state.selected;
+}
+
+function current() {
+  return RECORDS[view.side];
 }
 
 function byId(id) {
@@ -54,6 +60,22 @@ function shown(i) {
 
 function percent(share) {
   return `${Math.round(100 * share)} %`;
+}
+
+// with a true minus sign, and a plus on request
+function decimal(value, digits = 2, plus = false) {
+  const text = Math.abs(value).toFixed(digits);
+  if (Number(text) === 0) return text;
+  return value < 0 ? `−${text}` : plus ? `+${text}` : text;
+}
+
+// a setting as it was given: no zeros behind the point
+function brief(value) {
+  return decimal(value, 4).replace(/\.?0+$/, "");
+}
+
+function plural(count, word) {
+  return `${count} ${word}${count === 1 ? "" : "s"}`;
 }
 
 function bytes(count) {
