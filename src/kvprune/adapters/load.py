@@ -147,7 +147,7 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
                 f"{file} was saved for {key} {saved_for[key]!r} ({saved_for['name']}), but this "
                 f"model has {actual[key]!r}; load it into the model that it was trained on"
             )
-    with_lora = lora.is_saved_in(file.parent)
+    with_lora = saved = lora.is_saved_in(file.parent)
     if with_lora and merge and not lora.has_lora(model) and fold(model, file.parent):
         with_lora = False
     if with_lora:
@@ -167,7 +167,7 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
         raise
     if with_lora and not merge:
         pruned.on_detach(lora.remove)
-    pruned.has_base = not (with_lora and merge) and not is_full_model(file.parent)
+    pruned.has_base = not (saved and merge) and not is_full_model(file.parent)
     pruned.name = _adapter_name(file)
     return pruned
 
