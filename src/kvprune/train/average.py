@@ -14,10 +14,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import TrainerCallback
 
+from kvprune.adapters.save import save
 from kvprune.errors import PruneError
+from kvprune.integration.handle import Pruned
 from kvprune.utils.files import write_atomically
 
 FILE = "average.safetensors"  # in every checkpoint of a run with a mean
@@ -28,13 +30,14 @@ STEPS = "steps"
 class WeightAverage(TrainerCallback):
     """Follows the weights step by step; the mean is what is evaluated and, at the end, saved."""
 
-    def __init__(self, model: nn.Module, window: int):
-        self.model, self.window = model, window
+    def __init__(self, pruned: Pruned, window: int):
+        self.pruned, self.window = pruned, window
         self.steps = 0
         self.mean: dict[str, Tensor] = {}
 
     def _weights(self) -> Iterable[tuple[str, Tensor]]:
-        return ((name, p.data) for name, p in self.model.named_parameters() if p.requires_grad)
+        parameters = self.pruned.model.named_parameters()
+        return ((name, p.data) for name, p in parameters if p.requires_grad)
 
     @torch.no_grad()
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
@@ -68,7 +71,11 @@ class WeightAverage(TrainerCallback):
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         self.apply()
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path, as_adapter: bool) -> None:
+        """To resume from, and as an adapter to use."""
+        if as_adapter:
+            with self.applied():
+                save(self.pruned, folder / ADAPTER)
         tensors = {name: mean.contiguous() for name, mean in self.mean.items()}
         data = to_bytes({**tensors, STEPS: torch.tensor(self.steps)})
         write_atomically(folder / FILE, data)

@@ -25,17 +25,22 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 class Distillation:
     """KL to a teacher: a model of its own, or (None) the trained one with pruning and LoRA off.
 
-    With the KL as the only language loss and a frozen output layer, both are compared by their last
-    hidden states (head.py); `cache` is a folder for the teacher's (teacher_store.py).
+    `by_states`: compare their last hidden states where the output layer is frozen (head.py); it
+    needs the KL as the only language loss. `cache`: folder of the teacher's (teacher_store.py).
     """
 
     def __init__(
-        self, pruned: Pruned, teacher: PreTrainedModel | None, autocast: Autocast, alone: bool,
+        self,
+        pruned: Pruned,
+        teacher: PreTrainedModel | None,
+        autocast: Autocast,
         cache: str | None = None,
-    ):  # fmt: skip
+        *,
+        by_states: bool = False,
+    ):
         self.pruned, self.teacher, self.autocast = pruned, teacher, autocast
         # the trained model's output layer is that of the teacher only if they are one model
-        self.head = frozen_head(pruned.model) if alone and teacher is None else None
+        self.head = frozen_head(pruned.model) if by_states and teacher is None else None
         self.store: TeacherStore | None = None
         if cache is not None:
             if self.head is None:

@@ -41,7 +41,7 @@ from kvprune.adapters.save import describe_base, save
 from kvprune.adapters.saved_file import FILE
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, Sparsity
-from kvprune.train import average, checkpoints
+from kvprune.train import checkpoints
 from kvprune.train.alpha import AlphaSchedule
 from kvprune.train.average import WeightAverage
 from kvprune.train.card import model_card
@@ -106,6 +106,8 @@ class PruningTrainer(Trainer):
         if not self.model_accepts_loss_kwargs:
             self.compute_loss_func = next_token_loss
         if self.is_fsdp_enabled:
+            if config.average:
+                raise PruneError(f"average={config.average} does not work with FSDP; use 0")
             for interaction in self.pruned.interactions:
                 interaction.beta_as_vector()  # type: ignore[operator]
         if self.teacher is not None:
@@ -117,9 +119,11 @@ class PruningTrainer(Trainer):
         config, accelerator = self.config, self.accelerator
         self.loss = PruningLoss(config.distill)
         if config.distill:
+            # a wrapper may not pass on what hidden states need, and a compiled model gains nothing
+            plain = accelerator.num_processes == 1 and not self.is_fsdp_enabled
             self.distillation = Distillation(
-                self.pruned, self.teacher, accelerator.autocast, self._compares_hidden_states(),
-                config.teacher_cache,
+                self.pruned, self.teacher, accelerator.autocast, config.teacher_cache,
+                by_states=config.distill == 1 and plain and not config.compile,
             )  # fmt: skip
         self.evaluation = Evaluation(self.pruned, accelerator.gather_for_metrics)
         self.checkpoints = checkpoints.CheckpointWriter(
@@ -131,11 +135,8 @@ class PruningTrainer(Trainer):
         self.gamma = GammaControl(
             config.gamma, config.target_sparsity, self.probe, self._from_first_process
         )
-        # None with average=0; FSDP's shards have other names and shapes than checkpoints
-        self.average = WeightAverage(self.pruned.model, config.average) if config.average else None
+        self.average = WeightAverage(self.pruned, config.average) if config.average else None
         if self.average is not None:
-            if self.is_fsdp_enabled:
-                raise PruneError(f"average={config.average} does not work with FSDP; use 0")
             self.add_callback(self.average)
         self.add_callback(self.alpha)
         self.add_callback(self.metrics)
@@ -148,11 +149,6 @@ class PruningTrainer(Trainer):
         ):
             if self.pop_callback(default) is not None:
                 self.add_callback(callback)
-
-    def _compares_hidden_states(self) -> bool:
-        # a wrapper of the model may not pass on what this needs, and a compiled one would not gain
-        plain = self.accelerator.num_processes == 1 and not self.is_fsdp_enabled
-        return self.config.distill == 1 and plain and not self.config.compile
 
     @property
     def folder(self) -> Path:
@@ -321,7 +317,8 @@ class PruningTrainer(Trainer):
                 if best is not None and Path(best).parent == staged.parent:
                     self.state.best_model_checkpoint = str(run / Path(best).name)
                 if self.args.should_save:
-                    self._save_average(staged)
+                    if self.average is not None:
+                        self.average.save(staged, as_adapter=self.config.tune != "all")
                     checkpoints.write_settings(
                         staged, self.config.to_dict(), asdict(self.gamma.state)
                     )
@@ -334,14 +331,6 @@ class PruningTrainer(Trainer):
                     use_mtime=True,
                 )
             self.accelerator.wait_for_everyone()
-
-    def _save_average(self, checkpoint: Path) -> None:
-        """The mean of the weights: to resume from, and as an adapter to use."""
-        if self.average is not None:
-            self.average.save(checkpoint)
-            if self.config.tune != "all":
-                with self.average.applied():
-                    save(self.pruned, checkpoint / average.ADAPTER)
 
     def _load_from_checkpoint(self, checkpoint: str, model: nn.Module | None = None) -> None:
         config, gamma = checkpoints.read_settings(Path(checkpoint))
