@@ -14,7 +14,7 @@ from kvprune import NEVER, PruneError
 from kvprune.explain import Trace
 from kvprune.explain.estimate import estimated_change
 from kvprune.explain.misses import Trial, promising, verify, worst
-from kvprune.explain.replay import losses
+from kvprune.explain.replay import losses, recorded, row
 
 FAMILIES = ["gpt2", "llama", "qwen3", "gemma2", "gpt_oss"]
 LONG = f"{traces.TEXT} {traces.TEXT}"
@@ -300,3 +300,26 @@ def test_loss_of_one_token_and_of_a_generated_text(tok):
     again = Trace.from_generate(out, tok, inputs.input_ids)[0]
     assert again.votes is None
     np.testing.assert_array_equal(again.with_cost(pruned).loss, trace.loss)
+
+
+@pytest.mark.parametrize("part", [1, 2, 7])
+def test_a_record_read_in_parts_equals_one_pass(tok, part):
+    """Some tokens leave at once, more than come in: their slots are free, but not packed away."""
+    pruned, T = traces.pruned_model("llama"), 150
+    rng = np.random.default_rng(0)
+    ids, step = rng.integers(3, 1000, T).tolist(), np.full((3, T), NEVER)
+    for layer in range(3):
+        for now in (60, 91, 125):
+            step[layer, rng.choice(np.nonzero(step[layer, :now] == NEVER)[0], 5, False)] = now
+    method, holes = recorded(pruned, step), 0
+    with pruned.evaluating(), pruned.following(method), torch.no_grad():
+        want = pruned.model(row(pruned, ids), use_cache=False).logits
+        np.testing.assert_array_equal(pruned.last_pass.drop_step()[:, 0], step)
+        cache, got = kvprune.PrunedCache(pruned), []
+        for start in range(0, T, part):
+            ids_part = row(pruned, ids[start : start + part])
+            got.append(pruned.model(ids_part, past_key_values=cache).logits)
+            holes += int((~cache.stores[0].table.get().valid).sum())
+    torch.testing.assert_close(torch.cat(got, 1), want, atol=1e-3, rtol=1e-4)
+    # decoding packs the slots itself, and seven new tokens fill them all
+    assert bool(holes) == (part == 2)

@@ -229,7 +229,7 @@ def test_damaged_votes_and_losses_are_refused(tok, tmp_path):
     for change, message in [
         ({"format": 3}, "format 1 or 2"),
         ({"loss": values["loss"][:-1]}, rf"loss has shape \({T - 1},\)"),
-        ({"votes": {**votes, "q_int": {**packed, "base64": "?"}}}, "damaged"),
+        ({"votes": {**votes, "q_int": {**packed, "base64": "?" + packed["base64"]}}}, "damaged"),
         ({"votes": {**votes, "q_int": {**packed, "shape": [1, 2, 3]}}}, "damaged"),
         ({"votes": {**votes, "q_int": {**packed, "dtype": "object"}}}, "damaged"),
         ({"votes": {**votes, "q_int": votes["beta"]}}, "do not fit"),
