@@ -48,7 +48,8 @@ def main() -> None:
     quiet()
     loaded = load_with_tokenizer(str(args.model), str(args.adapters[0]))
     pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    for name, trace in pages(args, pruned, tokenizer).items():
+    for name, read in pages(args, pruned, tokenizer).items():
+        trace = read.with_misses(progress=True)
         file = trace.to_html(args.docs / "pages" / f"smollm2_{name}.html", f"SmolLM2: {name}")
         trace.save(args.runs / "pages" / f"{name}.npz")
         gone = float(trace.sparsity[:, -1].mean())

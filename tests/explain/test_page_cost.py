@@ -1,5 +1,6 @@
 """What pruning cost, in a real browser: the strip, the worst tokens, tokens brought back."""
 
+import dataclasses
 import re
 
 import numpy as np
@@ -91,6 +92,18 @@ def test_worst_tokens_and_what_they_lacked(visit, trace):
     widths = [float(width.rstrip("%")) for _, width in bars]
     assert widths == pytest.approx([100 * loss / miss.loss for loss in losses], abs=0.5)
     screenshot(tab, "returns")
+
+
+def test_part_of_a_word_is_named_with_it(visit, trace):
+    tokens = list(trace.tokens)
+    tokens[19:23] = [" Ts", "en", "g", ","]
+    tokens[28:30] = [" mat", " on"]
+    tab = visit(dataclasses.replace(trace, tokens=tuple(tokens)))
+    tab.locator(".miss").nth(0).click()
+    settle(tab)
+    names = tab.locator("#returns .return .name").all_inner_texts()
+    assert names[0] == "“en” of “Tseng” (20) back in every layer"
+    assert names[1] == "“mat” (28) back in layer 1"
 
 
 def test_bringing_a_token_back(visit, trace):

@@ -78,7 +78,7 @@ function drawMisses() {
   const record = current(), list = byId("misses");
   list.replaceChildren(...record.misses.map((miss, place) => {
     const button = make("button", { type: "button", class: "miss", "aria-pressed": place === view.miss },
-      make("span", { class: "name", dir: "auto" }, shown(miss.token)), make("span", { class: "quiet" }, `${miss.returns ? "" : "not tried · "}token ${miss.token}`),
+      make("span", { class: "name", dir: "auto" }, inWord(miss.token)), make("span", { class: "quiet" }, `${miss.returns ? "" : "not tried · "}token ${miss.token}`),
       make("span", { class: "value" }, `${decimal(miss.dense_loss)} → ${decimal(miss.loss)}`));
     button.addEventListener("click", () => (view.miss === place ? change({ miss: -1, back: -1 }) : showMiss(view.side, place)));
     return make("li", {}, button);
@@ -104,15 +104,15 @@ function drawReturns() {
   };
   const returns = tried.map(([token, layer, loss], n) => {
     const button = make("button", { type: "button", class: "row return", "aria-pressed": n === view.back, "data-token": token },
-      ...bar(`${shown(token)} (${token}) back in ${PLACE(layer)}`, loss, loss < miss.loss ? "back" : "worse"));
+      ...bar(`${inWord(token)} (${token}) back in ${PLACE(layer)}`, loss, loss < miss.loss ? "back" : "worse"));
     button.addEventListener("click", () => bringBack(n));
     return button;
   });
   const told = tried[view.back];
   const sentence = !told ? "Bring a dropped token back to see where it stands and what it does for this prediction."
-    : `With ${shown(told[0])} (token ${told[0]}) back in ${PLACE(told[1])}, the loss of ${shown(miss.token)} goes from ${decimal(miss.loss)} to ${decimal(told[2])}; dense it is ${decimal(miss.dense_loss)}.`;
+    : `With ${inWord(told[0])} (token ${told[0]}) back in ${PLACE(told[1])}, the loss of ${shown(miss.token)} goes from ${decimal(miss.loss)} to ${decimal(told[2])}; dense it is ${decimal(miss.dense_loss)}.`;
   host.replaceChildren(
-    make("h3", {}, `What ${shown(miss.token)} (token ${miss.token}) lacked`),
+    make("h3", {}, `What ${inWord(miss.token)} (token ${miss.token}) lacked`),
     make("div", { class: "row" }, ...bar("dense", miss.dense_loss, "stays")),
     make("div", { class: "row" }, ...bar("pruned", miss.loss, "worse")),
     ...returns,

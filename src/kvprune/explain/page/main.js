@@ -114,6 +114,11 @@ function listenKeys() {
   });
 }
 
+// what sticks below the bar, and what scrolls into view, must know its height
+function measureBar() {
+  document.documentElement.style.setProperty("--below", `${byId("bar").offsetHeight + 14}px`);
+}
+
 function listenControls() {
   time.max = T - 1;
   time.addEventListener("input", () => change({ t: Number(time.value), playing: false }));
@@ -128,6 +133,7 @@ function listenControls() {
   window.addEventListener("resize", () => {
     cancelAnimationFrame(resized);
     resized = requestAnimationFrame(() => {
+      measureBar();
       drawArcs();
       drawWhy();
       drawCost();
@@ -187,5 +193,6 @@ Object.assign(view, readLink(location.hash));
 drawCache();
 drawCost();
 for (const listener of listeners) listener(() => true, view);
+measureBar();
 if (view.selected >= 0) reveal(view.selected);
 document.documentElement.dataset.ready = "true";

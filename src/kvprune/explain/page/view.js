@@ -58,6 +58,15 @@ function shown(i) {
   return `“${visible.trim() === "" ? visible.replace(/ /g, "␣") : visible.trim()}”`;
 }
 
+// a token that is part of a word, with that word
+const JOINS = (i) => i > 0 && i < T && /^[\p{L}\p{N}]/u.test(DATA.tokens[i]) && /[\p{L}\p{N}]$/u.test(DATA.tokens[i - 1]);
+function inWord(i) {
+  let first = i, last = i;
+  while (JOINS(first)) first--;
+  while (JOINS(last + 1)) last++;
+  return first === last ? shown(i) : `${shown(i)} of “${DATA.tokens.slice(first, last + 1).join("").trim()}”`;
+}
+
 function percent(share) {
   return `${Math.round(100 * share)} %`;
 }

@@ -71,7 +71,7 @@ function drawCurve(host, record, i) {
   line(i + 1, drop, "voted");
   if (drop < end) line(drop, end, "would");
   svg.append(makeSvg("line", { x1: at.left, x2: at.right, y1: at.y(votes.threshold), y2: at.y(votes.threshold), class: "threshold" }));
-  svg.append(label(at.right, at.y(votes.threshold) + 12, `threshold ${brief(votes.threshold)}`, "tick", "end"));
+  svg.append(label(at.right, Math.min(at.y(votes.threshold) + 12, at.bottom - 3), `threshold ${brief(votes.threshold)}`, "tick", "end"));
   for (const { step: runner, score } of votes.runners(layer, i)) {
     if (runner <= end) svg.append(makeSvg("circle", { cx: at.x(runner), cy: at.y(score), r: 3.5, class: "runner", "data-step": runner }));
   }
@@ -184,6 +184,15 @@ function listenWhy() {
   byId("why-range").addEventListener("click", () => change({ wide: !view.wide }));
 }
 
+// under a moving pointer only the token where it rests is worth drawing
+let whyTimer = 0;
 listeners.push((changed) => {
-  if (["subject", "layer", "wide"].some(changed) || (changed("t") && subject() >= 0 && view.layer !== ALL)) drawWhy();
+  const moved = changed("t") && subject() >= 0 && view.layer !== ALL;
+  if (["selected", "layer", "wide"].some(changed) || moved) {
+    clearTimeout(whyTimer);
+    drawWhy();
+  } else if (changed("subject")) {
+    clearTimeout(whyTimer);
+    whyTimer = setTimeout(drawWhy, 80);
+  }
 });
