@@ -73,6 +73,16 @@ def main() -> None:
     seconds = uneven_and_ideal(repeats, quick)
     ratios["uneven_vs_ideal"] = harness.ratio(seconds["uneven"], seconds["ideal"])
     rows.append(["uneven rows, time", "all rows alike", ratios["uneven_vs_ideal"]])
+
+    for name, uneven in (("even", False), ("uneven", True)):
+        seconds = stores(repeats, quick, uneven)
+        ratio = harness.ratio(seconds["slots"], seconds["extents"])
+        ratios["extents_vs_slots" + ("_uneven" if uneven else "")] = ratio
+        rows.append([f"float32, batch 32, context {CONTEXT}, {name} rows", "store='slots'", ratio])
+    seconds = stored_numbers(repeats, quick)
+    ratios["int8_vs_bfloat16"] = harness.ratio(seconds["bfloat16"], seconds["int8"])
+    rows.append(["Llama shape, kv='int8', batch 16, context 8000", "bfloat16",
+                 ratios["int8_vs_bfloat16"]])  # fmt: skip
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
 
 
@@ -153,6 +163,29 @@ def uneven_and_ideal(repeats: int, quick: bool) -> dict[str, list[float]]:
         kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven=name == "uneven")
         calls[name] = stepper(model, filled_cache(attached(model), CONTEXT, kept), 32, STEPS)
     return harness.interleave(repeats, calls)
+
+
+def stores(repeats: int, quick: bool, uneven: bool) -> dict[str, list[float]]:
+    """The same model on both tables."""
+    calls, dense = {}, gpt2("float32", quick)
+    for store in ("extents", "slots"):
+        model = twin(dense)
+        kept = survivors(model.config.n_layer, 32, CONTEXT, SPARSITY, uneven)
+        cache = filled_cache(attached(model), CONTEXT, kept, store=store)
+        calls[store] = stepper(model, cache, 32, STEPS)
+    return harness.interleave(2 * repeats, calls, warmup=4)
+
+
+def stored_numbers(repeats: int, quick: bool) -> dict[str, list[float]]:
+    """80 % of 8,000 tokens pruned, in bfloat16 and in int8."""
+    batch, calls = 16, {}
+    plain = llama(9000, 2 if quick else 12, "bfloat16")
+    for name, options in {"bfloat16": {}, "int8": {"kv": "int8"}}.items():
+        model = twin(plain)
+        kept = survivors(model.config.num_hidden_layers, batch, 8000, SPARSITY)
+        cache = filled_cache(attached(model), 8000, kept, **options)
+        calls[name] = stepper(model, cache, batch, STEPS)
+    return harness.interleave(2 * repeats, calls, warmup=4)
 
 
 if __name__ == "__main__":

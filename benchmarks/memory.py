@@ -17,6 +17,7 @@ def main() -> None:
     if args.process:
         print(process_bytes(args.process))
         return
+    smollm2 = real_text(args.sizes)
     storage, load = storages()
     dense, ours = (harness.child("--process", kind) for kind in ("dynamic", "ours"))
     # the question is growth with length; fewer layers save time
@@ -25,11 +26,13 @@ def main() -> None:
     ratios = {
         "bytes_at_80": max(storage, ours / dense),
         "prefill_peak_16000_to_32000": peaks[32000] / peaks[16000],
+        **{name: ratio for name, _, _, ratio in smollm2},
     }
     rows = [
         ["storages, uneven rows, load factor " + f"{load:.2f}", "dense", storage],
         ["process memory", "dense", ours / dense],
         ["peak of a prefill of 32,000", "of 16,000", ratios["prefill_peak_16000_to_32000"]],
+        *([what, against, ratio] for _, what, against, ratio in smollm2),
     ]
     details = {
         "process_bytes": {"ours": ours, "dense": dense},
@@ -57,6 +60,48 @@ def storages() -> tuple[float, float]:
 
     cache = filled_cache(attached(gpt2("float32")))
     return cache.nbytes / cache.dense_nbytes, cache.load_factor
+
+
+def real_text(sizes: str) -> list[tuple[str, str, str, float]]:
+    """Bytes of SmolLM2's cache, strength 80, bfloat16, after real text.
+
+    (name, what, against what, ratio)
+    """
+    import torch
+
+    import kvprune
+    from models import real_rows
+
+    rows, length = (2, 500) if sizes == "quick" else (16, 2000)
+    pruned = kvprune.load("smollm2-135m-80", dtype=torch.bfloat16)
+    ids = real_rows(pruned, rows, length)
+
+    def read(ids: torch.Tensor, **options: object) -> kvprune.PrunedCache:
+        cache = kvprune.PrunedCache(pruned, **options)
+        with torch.inference_mode():
+            pruned.model.base_model(ids, past_key_values=cache)
+        return cache
+
+    plain, int8 = read(ids), read(ids, kv="int8")
+    # rows of all ages in one cache, each read by itself
+    ages = torch.linspace(10, length, 4 * rows).long().tolist()
+    mixed = kvprune.PrunedCache(pruned)
+    for row, age in enumerate(ages):
+        mixed.join(read(ids[row % rows, :age][None]).snapshot())
+    share = float(plain.kept.sum()) / (plain.kept.numel() * length)
+    about = f"SmolLM2, {rows} rows x {length} tokens, {1 - share:.0%} dropped at the end"
+    return [
+        ("smollm2_bytes_vs_kept", about, "its kept K and V", plain.nbytes / kept_bytes(plain)),
+        ("smollm2_bytes_vs_dense", about, "dense", plain.nbytes / plain.dense_nbytes),
+        ("smollm2_int8_vs_dense", f"{about}, int8", "dense", int8.nbytes / int8.dense_nbytes),
+        ("ages_bytes_vs_kept", f"SmolLM2, {len(ages)} rows of 10 to {length} tokens",
+         "its kept K and V", mixed.nbytes / kept_bytes(mixed)),
+    ]  # fmt: skip
+
+
+def kept_bytes(cache) -> float:
+    tables = [store.table for store in cache.stores]
+    return float(sum(table.kept.sum() * table.dense_nbytes for table in tables))
 
 
 def process_bytes(kind: str) -> float:

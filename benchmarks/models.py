@@ -1,5 +1,8 @@
 """Untrained models of known shapes, and how many tokens their caches hold."""
 
+import gzip
+from importlib.resources import files
+
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
@@ -14,19 +17,23 @@ def gpt2(precision: str, quick: bool = False) -> GPT2LMHeadModel:
     config = GPT2Config(n_positions=2048)
     if quick:
         config.n_layer, config.vocab_size = 2, 1000
-    model = GPT2LMHeadModel(config).eval().to(getattr(torch, precision))
+    return in_precision(GPT2LMHeadModel(config).eval(), precision)
+
+
+def in_precision(model, precision: str):
+    model = model.to(getattr(torch, precision))
     if precision == "bfloat16" and is_emulated():
         multiply_in_float32(model)
     return model
 
 
-def llama(positions: int, layers: int = 12) -> LlamaForCausalLM:
+def llama(positions: int, layers: int = 12, precision: str = "float32") -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    return in_precision(LlamaForCausalLM(config).eval(), precision)
 
 
 def attached(model: PreTrainedModel) -> kvprune.Pruned:
@@ -34,6 +41,17 @@ def attached(model: PreTrainedModel) -> kvprune.Pruned:
     pruned = kvprune.attach(model, kvprune.PruningConfig(rank=64))
     set_beta(pruned, 2.58)
     return pruned
+
+
+def real_rows(pruned: kvprune.Pruned, rows: int, length: int) -> torch.Tensor:
+    """English text, (rows, length) tokens: parts of what `tiny` was trained on."""
+    from kvprune.adapters.pretrained import load_tokenizer
+
+    text = gzip.decompress((files("kvprune.tiny") / "train.txt.gz").read_bytes()).decode()
+    part = len(text) // rows
+    tokenizer = load_tokenizer(pruned.model.config.name_or_path)
+    texts = [text[row * part :][: 8 * length] for row in range(rows)]
+    return torch.tensor([tokenizer(text, verbose=False).input_ids[:length] for text in texts])
 
 
 def survivors(

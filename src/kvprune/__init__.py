@@ -10,7 +10,9 @@ from kvprune.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from kvprune.adapters.load import load as load
+    from kvprune.cache.arena import Arena as Arena
     from kvprune.cache.pruned_cache import PrunedCache as PrunedCache
+    from kvprune.cache.snapshot import Snapshot as Snapshot
     from kvprune.config import DenseConfig as DenseConfig
     from kvprune.config import H2OConfig as H2OConfig
     from kvprune.config import KeyNormConfig as KeyNormConfig
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from kvprune.config import StreamingConfig as StreamingConfig
     from kvprune.config import StridedConfig as StridedConfig
     from kvprune.config import TovaConfig as TovaConfig
+    from kvprune.errors import BudgetError as BudgetError
     from kvprune.errors import PruneError as PruneError
     from kvprune.integration.handle import Pruned as Pruned
     from kvprune.integration.handle import Sparsity as Sparsity
@@ -35,6 +38,8 @@ _HOME = {
     "Pruned": "integration.handle",
     "Sparsity": "integration.handle",
     "PrunedCache": "cache.pruned_cache",
+    "Snapshot": "cache.snapshot",
+    "Arena": "cache.arena",
     "PruningConfig": "config",
     "DenseConfig": "config",
     "LocalConfig": "config",
@@ -45,6 +50,7 @@ _HOME = {
     "SnapKVConfig": "config",
     "KeyNormConfig": "config",
     "PruneError": "errors",
+    "BudgetError": "errors",
     "alpha_sigmoid": "ops.alpha_sigmoid",
     "log_alpha_sigmoid": "ops.alpha_sigmoid",
     "temperature_sigmoid": "ops.alpha_sigmoid",

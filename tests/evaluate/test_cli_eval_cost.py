@@ -48,7 +48,7 @@ def test_cost(tmp_path):
     assert document == json.loads((tmp_path / "cost.json").read_text())
     dense, pruned = (r for p in document["points"] for r in p["rows"] if r["context"] == 400)
     assert dense["cache_bytes"] == 2 * 6 * 400 * 2 * 256 * 2
-    assert pruned["bytes"]["interaction_keys"] == 2 * 6 * 200 * 16 * 4
+    assert pruned["bytes"]["interaction_keys"] == 2 * 6 * 200 * 16 * 2
     assert (tmp_path / "cost.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "cost.svg").read_text().startswith("<?xml")
     assert "wrote" in result.stderr
@@ -56,7 +56,7 @@ def test_cost(tmp_path):
 
 def test_cost_for_people():
     shown = run("cost", "gpt2", "--context", "1000").stdout
-    for text in ("drop-tokens", "pruned 80%", "70.3 MiB", "0.209 ×", "float32"):
+    for text in ("drop-tokens", "pruned 80%", "70.3 MiB", "0.208 ×", "float32"):
         assert text in shown
 
 

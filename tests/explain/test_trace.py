@@ -123,8 +123,9 @@ def test_bytes_equal_those_of_the_cache(tok):
     trace = Trace.from_text(pruned, tok, traces.TEXT)
     T = ids.shape[1]
     assert len(trace.layers) * T * trace.dense_bytes == cache.dense_nbytes
-    slots = sum(store.table.capacity for store in cache.stores)
-    assert slots * trace.kept_bytes == cache.nbytes
+    slots = sum(int(store.table.capacity.sum()) for store in cache.stores)
+    # an extent is a multiple of 64 bytes
+    assert 0 <= cache.nbytes - slots * trace.kept_bytes < 64 * len(trace.layers)
 
 
 @pytest.mark.parametrize("name", ["t.json", "t.npz"])

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from kvprune.cache.extents import ExtentTable
 from kvprune.cache.record import Record
-from kvprune.cache.slots import Slots, SlotTable
+from kvprune.cache.slots import SlotTable
+from kvprune.cache.storage import Storage
 from kvprune.errors import PruneError
+from kvprune.ops.decode.table import Slots
 from kvprune.ops.never import NEVER
 
 
@@ -35,10 +38,16 @@ class PrunedLayer(CacheLayerMixin):
     is_sliding = False
     is_croppable = True
 
-    def __init__(self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None):
+    def __init__(
+        self,
+        rank: int = 0,
+        columns: Mapping[str, tuple[int, ...]] | None = None,
+        storage: Storage | None = None,
+    ):
         super().__init__()  # type: ignore[no-untyped-call]
         self.rank, self.columns = rank, dict(columns or {})
-        self.table: SlotTable | None = None
+        self.storage = Storage() if storage is None else storage
+        self.table: SlotTable | ExtentTable | None = None
         self.seen = 0  # tokens read, pads included: what transformers counts positions by
         self.record_past = False
         self.held: Held | None = None
@@ -47,10 +56,9 @@ class PrunedLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         B, H, _, D = key_states.shape
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.table = SlotTable(
-            B, H, D, value_dim=value_states.shape[-1], rank=self.rank, extra=self.columns,
-            dtype=self.dtype, device=self.device,
-        )  # fmt: skip
+        self.table = self.storage.new_table(
+            B, H, D, value_states.shape[-1], self.rank, self.columns, self.dtype, self.device
+        )
         self.is_initialized = True
 
     def update(
@@ -58,7 +66,7 @@ class PrunedLayer(CacheLayerMixin):
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
-    def begin(self, key: Tensor, value: Tensor) -> SlotTable:
+    def begin(self, key: Tensor, value: Tensor) -> SlotTable | ExtentTable:
         """The table for these keys and values, as attention sees them; created at the first call.
 
         Not in `update`: models with latent attention give it something smaller.
@@ -82,7 +90,7 @@ class PrunedLayer(CacheLayerMixin):
     def past_columns(self) -> dict[str, Tensor]:
         """What the method stores with each of the table's slots: (B, S, ...)."""
         assert self.table is not None
-        return {name: self.table.columns[name][:, : self.table.width] for name in self.columns}
+        return {name: self.table.column(name) for name in self.columns}
 
     def absorb(self, tokens: Slots, step: Tensor, columns: Mapping[str, Tensor]) -> None:
         """Take in what was read: `step` (B, P + T) is when each past and new key is dropped.
@@ -94,7 +102,8 @@ class PrunedLayer(CacheLayerMixin):
         T = tokens.token.shape[1]
         P = step.shape[1] - T
         if not self.record_past and self.held is None:
-            self.table.remove((step[:, :P] < NEVER) & self.table.get().valid)
+            if P:
+                self.table.remove((step[:, :P] < NEVER) & self.table.members().valid)
             stays = step[:, P:] == NEVER
             self.table.push(*tokens[:4], valid=None if bool(stays.all()) else stays, **columns)
         else:
@@ -133,7 +142,7 @@ class PrunedLayer(CacheLayerMixin):
             )
         cut = self.seen - remove
         stay = int((held.index < cut).sum())
-        self.table.remove((held.slot_step < cut) & self.table.get().valid)
+        self.table.remove((held.slot_step < cut) & self.table.members().valid)
         tokens, alive = held.tokens, held.tokens.valid & (held.step >= cut)
         self.table.push(
             tokens.keys[:, :, :stay],
@@ -159,6 +168,9 @@ class PrunedLayer(CacheLayerMixin):
         return -1
 
     def reset(self) -> None:
+        if self.table is not None:
+            # at once: an error that is still being handled may keep the table alive
+            self.table.release(torch.arange(self.table.rows))
         self.table, self.held, self.seen = None, None, 0
         self.record = None if self.record is None else Record()
         self.is_initialized = False
@@ -168,13 +180,13 @@ class PrunedLayer(CacheLayerMixin):
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if self.table is not None:
-            rows = torch.arange(self.table.rows, device=self.table.token.device)
+            rows = torch.arange(self.table.rows, device=self.table.stored.device)
             self.batch_select_indices(rows.repeat_interleave(repeats))
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self.table is None:
             return
-        indices = torch.as_tensor(indices, device=self.table.token.device)
+        indices = torch.as_tensor(indices, device=self.table.stored.device)
         if self.held is not None:
             # held tokens refer to slots by number, and rows that move may be packed again
             count = len(self.held.index)
@@ -199,9 +211,13 @@ class PrunedHybridLayer(LinearAttentionLayer, PrunedLayer):  # type: ignore[misc
     """A layer that has a recurrent state besides its attention (Falcon-H1)."""
 
     def __init__(
-        self, rank: int = 0, columns: Mapping[str, tuple[int, ...]] | None = None, **kwargs: Any
+        self,
+        rank: int = 0,
+        columns: Mapping[str, tuple[int, ...]] | None = None,
+        storage: Storage | None = None,
+        **kwargs: Any,
     ) -> None:
-        PrunedLayer.__init__(self, rank, columns)
+        PrunedLayer.__init__(self, rank, columns, storage)
         LinearAttentionLayer.__init__(self, **kwargs)
 
     def lazy_initialization(self, *args: Any, **kwargs: Any) -> None:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import (
     Cache,
     DynamicCache,
+    DynamicLayer,
     LinearAttentionAndFullAttentionLayer,
 )
 
+from kvprune.cache.arena import Arena
+from kvprune.cache.extents import ExtentTable
 from kvprune.cache.layer import PrunedHybridLayer, PrunedLayer
 from kvprune.cache.record import Record
+from kvprune.cache.rows import join, leave, take_snapshot
 from kvprune.cache.slots import SlotTable
+from kvprune.cache.snapshot import Snapshot
+from kvprune.cache.storage import Storage
 from kvprune.errors import PruneError
 from kvprune.ops.timeline import Protection, Timeline, make_timeline
 
@@ -32,6 +39,12 @@ class PrunedCache(Cache):
     `model.generate` creates one itself. Pass your own to keep it for a next turn, to record what
     is dropped when (`record=True`), to choose the decode kernel (`backend="reference"`), or to see
     every key and value that comes in, also those that are dropped (`recorder`).
+
+    Every row of every layer lies in an extent of its own (`store="extents"`), all of them in one
+    arena; `arena` is one that several caches share. `budget` is how many bytes it may hold, as a
+    number or as text ("512MB"): more is refused with a BudgetError. `kv="int8"` stores keys and
+    values in a byte each; `key_int` names the dtype of interaction keys (float32, bfloat16, float16
+    or int8). `store="slots"` is the paper's structure: a batch as long as its longest row.
     """
 
     def __init__(
@@ -40,20 +53,29 @@ class PrunedCache(Cache):
         record: bool = False,
         backend: str | None = None,
         recorder: Recorder | None = None,
+        store: Literal["extents", "slots"] | None = None,
+        kv: str | None = None,
+        key_int: str | None = None,
+        budget: int | str | None = None,
+        arena: Arena | None = None,
     ):
+        self.storage = Storage(store, kv, key_int, budget, arena)
         layers: list[Any] = list(DynamicCache(config=pruned.model.config).layers)
         columns = pruned.working.columns
         for site in pruned.sites:
-            old, store = layers[site.index], PrunedLayer(pruned.rank, columns)
+            old, own = layers[site.index], PrunedLayer(pruned.rank, columns, self.storage)
             if isinstance(old, LinearAttentionAndFullAttentionLayer):
-                number = len(old.conv_states)
-                store = PrunedHybridLayer(pruned.rank, columns, number_of_states=number)
-            store.record = Record() if record else None
-            layers[site.index] = store
+                own = PrunedHybridLayer(
+                    pruned.rank, columns, self.storage, number_of_states=len(old.conv_states)
+                )
+            own.record = Record() if record else None
+            layers[site.index] = own
         super().__init__(layers=layers)
         self.pruned_indices = [site.index for site in pruned.sites]
         self.backend, self.recorder = backend, recorder
-        self._pads: Tensor | int = 0  # read so far, per row: (B,)
+        self._pruned = weakref.ref(pruned)
+        self._tokens: Tensor | None = None
+        self.whole = True  # whether all layers have read the same tokens
 
     @property
     def stores(self) -> list[PrunedLayer]:
@@ -74,11 +96,123 @@ class PrunedCache(Cache):
         """The timeline of the next T tokens; the mask (B, seen + T) also spans what was read."""
         real: Tensor | None = None
         start: Tensor | int = self.seen
+        T = shape[1]
         if mask is not None and not bool(mask.all()):
-            T = shape[1]
             real, start = mask[:, -T:].bool(), mask[:, :-T].sum(-1)
-            self._pads = (mask == 0).sum(-1)
+        elif self._tokens is not None and bool((self._tokens < self.seen).any()):
+            raise PruneError(
+                f"the rows have read {self._tokens.tolist()} tokens, but the attention mask shows "
+                f"no pads before the shorter ones; pass cache.attention_mask(new)"
+            )
+        tokens = start + (T if real is None else real.sum(-1))
+        self._tokens = tokens.cpu() if isinstance(tokens, Tensor) else None
         return make_timeline(real, shape, device, protection, start)
+
+    @property
+    def tokens(self) -> Tensor:
+        """Tokens that each row has read, without pads: (B,)."""
+        if self._tokens is not None:
+            return self._tokens
+        return torch.full((self._tables()[0].rows,), self.seen)
+
+    @tokens.setter
+    def tokens(self, tokens: Tensor) -> None:
+        self._tokens = tokens
+
+    def attention_mask(self, new: int | Tensor = 1) -> Tensor:
+        """The mask (B, seen + T) for T new tokens per row; those read before have pads first.
+
+        new: T, or the mask (B, T) of the new tokens.
+        """
+        tokens = self.tokens
+        if not isinstance(new, Tensor):
+            new = torch.ones(len(tokens), new, dtype=torch.long)
+        read = torch.arange(self.seen) >= self.seen - tokens[:, None]
+        return torch.cat([read.to(new), new], 1)
+
+    def reserve(self) -> None:
+        """With a budget: make room for one more token per row, in all layers before the first.
+
+        If it does not suffice, no token was read and none is lost.
+        """
+        arena = self.storage.arena
+        if arena is not None and arena.budget is not None:
+            for store in self.stores:
+                if isinstance(store.table, ExtentTable):
+                    store.table.reserve()
+
+    def trim(self) -> None:
+        """After a prompt: give back what it did not need."""
+        if self.storage.arena is not None:
+            self.storage.arena.trim()
+
+    def check_whole(self) -> None:
+        """Raise if a forward pass broke off half-way: its rows can only be read again."""
+        if not self.whole:
+            raise PruneError(
+                "a forward pass of this cache broke off when some layers had read its tokens and "
+                "others had not; call cache.reset() and read the text again"
+            )
+
+    def break_off(self, seen: int) -> tuple[int, ...]:
+        """A forward pass that began after `seen` tokens met an error; the rows that it damaged.
+
+        A cache that was empty is empty again.
+        """
+        layers = [layer for layer in self.layers if isinstance(layer, DynamicLayer | PrunedLayer)]
+        if {layer.get_seq_length() for layer in layers} <= {seen}:
+            return ()
+        if seen == 0:
+            self.reset()
+            return ()
+        self.whole = False
+        return tuple(range(len(self.tokens)))
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of which model, adapter, settings and form of storage its rows are."""
+        pruned = self._pruned()
+        if pruned is None:
+            raise PruneError("the model of this cache is gone; keep what attach or load returned")
+        return {**pruned.fingerprint(), **self.storage.forms(pruned.model.dtype)}
+
+    def snapshot(self, row: int = 0, **notes: Any) -> Snapshot:
+        """A row's survivors as a value, which `join` puts into any cache of the same model."""
+        return take_snapshot(self, row, notes)
+
+    def join(self, *snapshots: Snapshot) -> list[int]:
+        """Add a row for each snapshot; returns their numbers. Other rows are not touched.
+
+        Rows may have read different numbers of tokens: pass the model `attention_mask`.
+        """
+        return join(self, snapshots)
+
+    def leave(self, *rows: int) -> None:
+        """Let rows go. Other rows are not touched, but those behind move up in number."""
+        leave(self, rows)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
+        if self._tokens is not None:
+            self._tokens = self._tokens[torch.as_tensor(indices).cpu()]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
+        if self._tokens is not None:
+            self._tokens = self._tokens[beam_idx.cpu()]
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
+        if self._tokens is not None:
+            self._tokens = self._tokens.repeat_interleave(repeats)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        super().crop(tokens_to_remove)
+        if self._tokens is not None:
+            self._tokens = self._tokens - abs(tokens_to_remove)
+
+    def reset(self) -> None:
+        super().reset()  # type: ignore[no-untyped-call]
+        self._tokens, self.whole = None, True
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.stores[0].seen)
@@ -89,11 +223,6 @@ class PrunedCache(Cache):
         return self.get_seq_length()
 
     @property
-    def tokens(self) -> Tensor:
-        """Real tokens read so far, per row: (B,)."""
-        return torch.full_like(self._tables()[0].kept, self.seen) - self._pads
-
-    @property
     def kept(self) -> Tensor:
         """Tokens held, per pruned layer and row: (L, B)."""
         return torch.stack([table.kept for table in self._tables()])
@@ -101,9 +230,11 @@ class PrunedCache(Cache):
     @property
     def nbytes(self) -> int:
         """Bytes of all storage, including layers without pruning."""
-        return sum(store.nbytes for store in self.stores) + sum(
-            tensor.untyped_storage().nbytes() for tensor in self._other_tensors()
-        )
+        own = sum(store.nbytes for store in self.stores)
+        if (arena := self.storage.arena) is not None and not arena.shared:
+            # what the extents take, and the gaps between them
+            own += arena.held - arena.used
+        return own + sum(tensor.untyped_storage().nbytes() for tensor in self._other_tensors())
 
     @property
     def dense_nbytes(self) -> int:
@@ -111,9 +242,7 @@ class PrunedCache(Cache):
         total = sum(tensor.untyped_storage().nbytes() for tensor in self._other_tensors())
         for store in self.stores:
             if store.table is not None:
-                keys, values = store.table.keys, store.table.values
-                width = keys.shape[-1] + values.shape[-1]
-                total += keys.shape[0] * keys.shape[1] * store.seen * width * keys.element_size()
+                total += store.table.rows * store.seen * store.table.dense_nbytes
         return total
 
     @property
@@ -126,26 +255,9 @@ class PrunedCache(Cache):
 
     @property
     def load_factor(self) -> float:
-        """Slots in use by the longest row / slots that attention reads, mean over layers."""
+        """Slots in use / slots that there are, or that attention reads; mean over layers."""
         tables = self._tables()
         return sum(table.load_factor for table in tables) / len(tables)
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        super().batch_select_indices(indices)
-        self._select_pads(indices)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        super().batch_repeat_interleave(repeats)
-        if isinstance(self._pads, Tensor):
-            self._pads = self._pads.repeat_interleave(repeats)
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        super().reorder_cache(beam_idx)  # type: ignore[arg-type]
-        self._select_pads(beam_idx)
-
-    def reset(self) -> None:
-        super().reset()  # type: ignore[no-untyped-call]
-        self._pads = 0
 
     def to(self, device: torch.device | str) -> PrunedCache:
         """Move all that is held; in place, like a module's `to`."""
@@ -153,15 +265,11 @@ class PrunedCache(Cache):
             if store.held is not None:
                 raise PruneError("cannot move a cache while tokens are held back; call crop first")
             if store.table is not None:
-                store.table.to(device)
+                store.table = self.storage.moved(store.table, torch.device(device))
                 store.device = torch.device(device)
         return self
 
-    def _select_pads(self, rows: Tensor) -> None:
-        if isinstance(self._pads, Tensor):
-            self._pads = self._pads[torch.as_tensor(rows, device=self._pads.device)]
-
-    def _tables(self) -> list[SlotTable]:
+    def _tables(self) -> list[SlotTable | ExtentTable]:
         tables = [store.table for store in self.stores if store.table is not None]
         if not tables:
             raise PruneError("the cache is empty: nothing was read yet")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvprune.ops.never import NEVER
@@ -27,6 +28,12 @@ class Record:
         """Forget the last tokens, and what they dropped."""
         self.step = self.step[:, : self.step.shape[1] - remove].clone()
         self.step[self.step >= self.step.shape[1]] = NEVER
+
+    def add_row(self, step: Tensor) -> None:
+        """One more row, with these drop steps (tokens,)."""
+        length = max(self.step.shape[1], len(step))
+        rows = [*self.step, step.cpu()]
+        self.step = torch.stack([F.pad(row, (0, length - len(row)), value=NEVER) for row in rows])
 
     def select(self, rows: Tensor) -> None:
         self.step = self.step[rows.cpu()]

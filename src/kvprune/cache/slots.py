@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvprune.errors import PruneError
+from kvprune.ops.decode.table import (
+    HEAD_MAJOR,
+    PLACES,
+    Members,
+    Places,
+    join_columns,
+    split_columns,
+)
 from kvprune.ops.decode.table import Slots as Slots
 
-HEAD_MAJOR = ("keys", "values")
 # pack when the longest row fills less than this of the slots that attention reads
 MIN_LOAD = 0.9
 # release memory when a new storage would be smaller than this share of the old one
@@ -31,8 +40,8 @@ class SlotTable:
     with a consolidation whenever it falls below `min_load`. Attention reads a set, so tokens
     are free to move between slots: `token` is who sits where, and order has no meaning.
 
-    `columns` holds every per-slot tensor at full capacity, `valid` and the caller's `extra`
-    ones (name → trailing shape, float32) included, and each follows every operation.
+    `columns` holds every per-slot tensor at full capacity, and each follows every operation. The
+    caller's own (`extra`: name → trailing shape, float32) lie side by side in one of them.
     """
 
     def __init__(
@@ -59,12 +68,12 @@ class SlotTable:
             "keys": empty(B, H, 0, head_dim, dtype=dtype),
             "values": empty(B, H, 0, value_dim, dtype=dtype),
             "key_int": empty(B, 0, rank, dtype=f32),
-            "token": empty(B, 0, dtype=torch.int64),
+            "token": empty(B, 0, dtype=torch.int32),
             "valid": empty(B, 0, dtype=torch.bool),
         }
         self.extra = dict(extra or {})
-        for name, shape in self.extra.items():
-            self.columns[name] = empty(B, 0, *shape, dtype=f32)
+        self.columns["extra"] = empty(B, 0, sum(map(math.prod, self.extra.values())), dtype=f32)
+        self._places: Places | None = None
         # known to the host, so that `get` and most of `push` need not wait for the device
         self.width = 0
         self.longest = 0
@@ -110,10 +119,44 @@ class SlotTable:
     def nbytes(self) -> int:
         return sum(column.untyped_storage().nbytes() for column in self.columns.values())
 
+    @property
+    def stored(self) -> Tensor:
+        return self.keys
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        B, H, _, D = self.keys.shape
+        return (B, H, 1, D), (B, H, 1, self.values.shape[-1]), (B, self.key_int.shape[-1])
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of one slot, all columns."""
+        return sum(self._row_nbytes(name) for name in self.columns)
+
+    @property
+    def dense_nbytes(self) -> int:
+        """Bytes of one token's key and value in a dense cache."""
+        return sum(self._row_nbytes(name) for name in ("keys", "values"))
+
     def get(self) -> Slots:
         S = self.width
-        by_slot = (self.key_int, self.token, self.valid)
-        return Slots(self.keys[:, :, :S], self.values[:, :, :S], *(x[:, :S] for x in by_slot))
+        keys, values, key_int = self.keys[:, :, :S], self.values[:, :, :S], self.key_int[:, :S]
+        return Slots(keys, values, key_int, *self.members())
+
+    def members(self) -> Members:
+        S = self.width
+        return Members(self.token[:, :S].long(), self.valid[:, :S])
+
+    def column(self, name: str) -> Tensor:
+        return split_columns(self.columns["extra"][:, : self.width], self.extra)[name]
+
+    def set_column(self, name: str, values: Tensor) -> None:
+        self.column(name).copy_(values)
+
+    def row(self, b: int) -> dict[str, Tensor]:
+        """One row's tokens, by column: slots first."""
+        valid = self.valid[b]
+        return {name: self._by_slot(name)[b, valid] for name in self.columns if name != "valid"}
 
     @torch.no_grad()
     def push(
@@ -132,10 +175,11 @@ class SlotTable:
         """
         B, T = token.shape  # key: (B, H, T, D), value: (B, H, T, Dv), key_int: (B, T, R)
         key_int = key.new_empty(B, T, 0) if key_int is None else key_int
-        new = {"keys": key, "values": value, "key_int": key_int, "token": token, **extra}
-        self.check(new)
+        new = {"keys": key, "values": value, "key_int": key_int, "token": token}
+        self.check({**new, **extra})
         if T == 0:
             return
+        new["extra"] = join_columns(extra, token)
         if valid is None:
             longest = self.longest + T
             self.reserve(longest)
@@ -181,8 +225,29 @@ class SlotTable:
         with torch.inference_mode(False), torch.no_grad():
             for name, column in self.columns.items():
                 self.columns[name] = column.index_select(0, rows)
+        self._places = None
         self._measure()
         self.consolidate()
+
+    def add_rows(self, count: int) -> None:
+        """More rows at the end, empty."""
+        with torch.inference_mode(False), torch.no_grad():
+            for name, column in self.columns.items():
+                more = column.new_zeros(count, *column.shape[1:])
+                self.columns[name] = torch.cat([column, more])
+        self._places = None
+
+    def put(self, b: int, columns: Mapping[str, Tensor]) -> None:
+        """Fill an empty row with what `row` gave, of this table or of one with the same shape."""
+        if self.valid[b].any():
+            raise PruneError(f"row {b} holds {int(self.kept[b])} tokens; release it first")
+        n = len(columns["token"])
+        self.reserve(n)
+        for name, column in columns.items():
+            self._by_slot(name)[b, :n] = column.to(self.columns[name].dtype)
+        self.valid[b, :n] = True
+        self.width = max(self.width, n)
+        self._measure()
 
     def repeat(self, times: int) -> None:
         """Every row `times` times, copies side by side, like `repeat_interleave`."""
@@ -222,6 +287,7 @@ class SlotTable:
     def to(self, device: torch.device | str) -> SlotTable:
         """Move every column, in place like a module's `to`."""
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
+        self._places = None
         return self
 
     def _by_slot(self, name: str) -> Tensor:
@@ -240,7 +306,7 @@ class SlotTable:
         self.width, self.longest, self.packed = width, longest, holes == 0
 
     def _resize(self, capacity: int) -> None:
-        S = self.width
+        S, self._places = self.width, None
         with torch.inference_mode(False), torch.no_grad():
             for name, old in self.columns.items():
                 axis = 2 if name in HEAD_MAJOR else 1
@@ -253,15 +319,79 @@ class SlotTable:
 
     def check(self, new: Mapping[str, Tensor]) -> None:
         """New tokens bring one tensor for each column but `valid`, of the right shape."""
-        if missing := self.columns.keys() - {"valid"} ^ new.keys():
+        keys, values, key_int = self.shapes
+        shapes = {
+            "keys": (*keys[:2], None, *keys[3:]),
+            "values": (*values[:2], None, *values[3:]),
+            "key_int": (key_int[0], None, key_int[1]),
+            "token": (self.rows, None),
+            **{name: (self.rows, None, *shape) for name, shape in self.extra.items()},
+        }
+        check_columns(new, shapes)
+
+    def prepare(self, mask: Tensor | None, room: int = 1) -> tuple[Places, Tensor | None]:
+        mask = self._pack_with(mask)
+        self.reserve(self.width + room)
+        if self._places is None:
+            self._places = self._find_places()
+        self._places.kept[:] = self.kept
+        return self._places, mask
+
+    def finish(self) -> None:
+        assert self._places is not None
+        kept = torch.from_numpy(self._places.kept)
+        self.longest, width = int(kept.max()) if len(kept) else 0, self.width
+        self.width = self.longest
+        slot = torch.arange(max(width, self.width))
+        torch.lt(slot, kept[:, None], out=self.valid[:, : len(slot)])
+        self.consolidate()
+
+    def _pack_with(self, mask: Tensor | None) -> Tensor | None:
+        """Pack; a mask over the slots is packed with them, as one more column."""
+        if mask is None or self.packed:
+            self.pack()
+            return mask
+        self.columns["mask"] = self.valid.new_zeros(self.valid.shape)
+        self.columns["mask"][:, : self.width] = mask
+        self.pack()
+        return self.columns.pop("mask")[:, : self.width]
+
+    def _find_places(self) -> Places:
+        where = np.zeros((self.rows, len(PLACES)), np.int64)
+        widths = np.zeros((len(PLACES) - 1, 2), np.int64)
+        for c, name in enumerate(PLACES[:-1]):
+            if name in self.columns:
+                column = self.columns[name]
+                row_nbytes = column.stride(0) * column.element_size()
+                where[:, c] = column.data_ptr() + np.arange(self.rows) * row_nbytes
+                heads = column.shape[1] if name in HEAD_MAJOR else 1
+                widths[c] = heads, self._row_nbytes(name) // heads
+        where[:, -1] = self.capacity
+        kept = np.zeros(self.rows, np.int64)
+        dtypes = self.keys.dtype, self.key_int.dtype
+        return Places(where, kept, *dtypes, widths, self.slot_nbytes)
+
+    def __getstate__(self) -> dict[str, object]:
+        # a copy lies elsewhere
+        return self.__dict__ | {"_places": None}
+
+    def _row_nbytes(self, name: str) -> int:
+        shape = self.columns[name].shape
+        per_slot = shape[1:2] + shape[3:] if name in HEAD_MAJOR else shape[2:]
+        return math.prod(per_slot) * self.columns[name].element_size()
+
+
+def check_columns(new: Mapping[str, Tensor], shapes: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Raise unless `new` has a tensor of the right shape for each name; None: as many as tokens."""
+    if missing := shapes.keys() ^ new.keys():
+        raise PruneError(
+            f"push and the table differ in the columns {sorted(missing)}; pass a tensor for "
+            f"each of {sorted(shapes)}"
+        )
+    T = new["token"].shape[1]
+    for name, shape in shapes.items():
+        want = tuple(T if size is None else size for size in shape)
+        if new[name].shape != want:
             raise PruneError(
-                f"push and the table differ in the columns {sorted(missing)}; pass a tensor for "
-                f"each of {sorted(self.columns.keys() - {'valid'})}"
+                f"{name} has the shape {tuple(new[name].shape)}; this table needs {want}"
             )
-        T = new["token"].shape[1]
-        for name, x in new.items():
-            axis = 2 if name in HEAD_MAJOR else 1
-            shape = self.columns[name].shape
-            want = (*shape[:axis], T, *shape[axis + 1 :])
-            if x.shape != want:
-                raise PruneError(f"{name} has the shape {tuple(x.shape)}; this table needs {want}")

@@ -26,15 +26,13 @@ def cache_row(
     step[:, :length] = recorded[:, :length]
     table = cache.stores[0].table
     assert table is not None
-    slots = table.rows * table.capacity
-    dense = (table.keys.nbytes + table.values.nbytes) // slots
     return {
         "tokens": token_texts(tokenizer, ids),
         "ids": tuple(ids),
         "drop_step": step,
         "layers": tuple(cache.pruned_indices),
-        "kept_bytes": sum(column.nbytes for column in table.columns.values()) // slots,
-        "dense_bytes": dense,
+        "kept_bytes": table.slot_nbytes,
+        "dense_bytes": table.dense_nbytes,
     }
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from kvprune.cache.layer import PrunedLayer
 from kvprune.cache.record import Record
-from kvprune.cache.slots import Slots
-from kvprune.errors import PruneError
+from kvprune.errors import BudgetError, PruneError
 from kvprune.integration.forward_pass import ForwardPass, LayerOutcome, Observed
 from kvprune.integration.layer import Layer
 from kvprune.methods.base import Reading, Step
@@ -20,6 +19,7 @@ from kvprune.ops.attend.hard import hard_attention
 from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.decode import NewToken, Votes
 from kvprune.ops.decode import decode as decode_step
+from kvprune.ops.decode.table import Slots
 from kvprune.ops.form import AttentionForm
 from kvprune.ops.keep.drop import kept_pairs
 from kvprune.ops.never import NEVER
@@ -52,6 +52,16 @@ def attend(run: ForwardPass, call: Call, timeline: Timeline) -> Tensor:
         return soft(run, call, timeline)
     store = run.store(call.layer)
     _check(run, call, store)
+    try:
+        return attend_hard(run, call, timeline, store)
+    except BudgetError as error:
+        assert run.cache is not None
+        raise error.with_rows(run.cache.break_off(run.seen)) from None
+
+
+def attend_hard(
+    run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer | None
+) -> Tensor:
     if run.method.watches:
         return watch(run, call, timeline, store)
     one = call.query.shape[2] == 1 and call.form.sinks is None
@@ -122,6 +132,8 @@ def read(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer | 
 def decode(run: ForwardPass, call: Call, timeline: Timeline, store: PrunedLayer) -> Tensor:
     """One token: the losers of the vote leave, it attends to the rest and itself, and is stored."""
     method, number, table = run.method, call.layer.number, store.begin(call.key, call.value)
+    if number == 0 and run.cache is not None:
+        run.cache.reserve()
     _show(run, call)
     votes, ballot, now = None, call.ballot(), timeline.now
     if ballot is not None:

@@ -36,6 +36,7 @@ class ForwardPass:
     ):
         self.method, self.alpha, self.hard, self.cache = method, alpha, hard, cache
         self.observer = observer
+        self.seen = 0 if cache is None else cache.seen  # before the pass
         self.begun_by: nn.Module | None = None  # the module whose call it is
         self.outcome: Outcome | None = Outcome(training, hard)
         self._timeline: Timeline | None = None

@@ -24,6 +24,7 @@ from transformers import (
 
 from kvprune.errors import PruneError
 from kvprune.integration import attention, host
+from kvprune.integration.fingerprint import fingerprint
 from kvprune.integration.forward_pass import Observer, Outcome
 from kvprune.integration.hooks import Hooks
 from kvprune.integration.layer import Layer, layer_of
@@ -95,6 +96,10 @@ class Pruned:
         layer = Layer(site.name, site.index, number, interaction)
         site.module._kvprune = layer  # type: ignore[assignment]
         return layer
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Of the weights and settings that decide what a cache holds; see `Snapshot`."""
+        return fingerprint(self)
 
     @property
     def interactions(self) -> nn.ModuleList:

@@ -96,6 +96,11 @@ class Hooks:
         if run is None or run.begun_by is not module:
             return
         run.begun_by = None
+        if run.cache is not None:
+            if output is None:
+                run.cache.break_off(run.seen)
+            elif run.cache.seen - run.seen > 1:
+                run.cache.trim()
         outcome = run.close()
         if output is None:
             return  # an error is on its way
@@ -157,6 +162,7 @@ class Hooks:
         if isinstance(cache, PrunedCache):
             if cache.pruned_indices != [site.index for site in self.pruned.sites]:
                 raise PruneError("this PrunedCache was made for another model; make one for this")
+            cache.check_whole()
             return cache
         if type(cache) is DynamicCache and not cache.offloading and not cache.get_seq_length():
             return PrunedCache(self.pruned)

@@ -145,8 +145,8 @@ class Method(ABC):
 
 def remove_one(table: Table, slot: Tensor, over: Tensor) -> Tensor:
     """Free one slot (B, 1) of each row that is over its budget (B,); see `Method.evict`."""
-    slots = table.get()
-    leaves = (slots.valid & False).scatter_(1, slot, over[:, None])
-    gone = slots.token.where(leaves, -1)
+    token, valid = table.members()
+    leaves = (valid & False).scatter_(1, slot, over[:, None])
+    gone = token.where(leaves, -1)
     table.remove(leaves)
     return gone

@@ -39,9 +39,9 @@ class H2OConfig(Scored):
 
     def scores(self, table: Table, weights: Tensor, now: Tensor) -> Tensor:
         """The attention of all queries so far; the last half of the budget is safe."""
-        score = table.columns[SCORE][:, : table.width]
-        score += weights.sum(1)
-        recent = now[:, None] - table.get().token < self.budget - self.budget // 2
+        score = table.column(SCORE) + weights.sum(1)
+        table.set_column(SCORE, score)
+        recent = now[:, None] - table.members().token < self.budget - self.budget // 2
         return score.masked_fill(recent, float("inf"))
 
     @classmethod

@@ -77,11 +77,11 @@ class KeyNormConfig(Method):
         return steps
 
     def evict(self, table: Table, weights: Tensor | None, now: Tensor) -> Tensor:
-        slots = table.get()
-        norm = table.columns[NORM][:, : table.width].masked_fill(~slots.valid, float("-inf"))
+        token, valid = table.members()
+        norm = table.column(NORM).masked_fill(~valid, float("-inf"))
         largest = norm == norm.amax(1, keepdim=True)
-        oldest = slots.token.where(largest & slots.valid, NEVER).argmin(1, keepdim=True)
-        over = slots.valid.sum(1) > self.budget
+        oldest = token.where(largest & valid, NEVER).argmin(1, keepdim=True)
+        over = valid.sum(1) > self.budget
         return remove_one(table, oldest, over)
 
     @classmethod

@@ -123,7 +123,7 @@ class PruningConfig(Method):
         )
         if step.below is None:
             return votes, None
-        dropped_below = (step.table.get().token[:, :, None] == step.below[:, None, :]).any(-1)
+        dropped_below = (step.table.members().token[:, :, None] == step.below[:, None, :]).any(-1)
         return votes, dropped_below
 
 

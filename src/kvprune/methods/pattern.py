@@ -37,7 +37,7 @@ class Pattern(Method):
         return steps.where(timeline.visible_from < NEVER, timeline.index)
 
     def decode(self, step: Step) -> tuple[Votes | None, Tensor | None]:
-        return step.votes, self.drop_position(step.table.get().token) <= step.now[:, None]
+        return step.votes, self.drop_position(step.table.members().token) <= step.now[:, None]
 
     def held(self, context: int, kept: int) -> Tensor:
         import torch

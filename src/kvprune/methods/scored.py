@@ -33,8 +33,8 @@ class Scored(Method):
 
     def evict(self, table: Table, weights: Tensor | None, now: Tensor) -> Tensor:
         assert weights is not None
-        slots = table.get()
+        valid = table.members().valid
         score = self.scores(table, weights, now)
-        over = slots.valid.sum(1) > self.budget
-        least = score.masked_fill(~slots.valid, float("inf")).argmin(1, keepdim=True)
+        over = valid.sum(1) > self.budget
+        least = score.masked_fill(~valid, float("inf")).argmin(1, keepdim=True)
         return remove_one(table, least, over)

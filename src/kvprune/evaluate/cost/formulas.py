@@ -16,9 +16,9 @@ from kvprune.evaluate.cost.shape import AttentionShape, Shape
 
 PARTS = ("embedding", "logits", "feed-forward", "qkvo", "attention", "drop-tokens")
 BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
-# of SlotTable: interaction keys are float32 whatever the model's dtype; a slot stores its token
-# (int64) and whether it is in use (bool)
-KEY_INT_BYTES, BOOKKEEPING_BYTES = 4, 9
+# of an extent: interaction keys are float32, or float16 where keys and values have half precision
+# (`Layout`); a slot stores its token's number (int32)
+KEY_INT_BYTES, BOOKKEEPING_BYTES = {8: 4, 4: 4, 2: 2}, 4
 
 
 def decode_flops(
@@ -108,26 +108,27 @@ def cache_bytes(
             left_alone += batch * min(context, layer.window) * (per_key + per_value)
     own = 0 if rank is None else batch * room * shape.pruned_layers
     return CacheBytes(
-        keys, values, own * (rank or 0) * KEY_INT_BYTES, own * BOOKKEEPING_BYTES, left_alone
+        keys, values, own * (rank or 0) * KEY_INT_BYTES[size], own * BOOKKEEPING_BYTES, left_alone
     )
 
 
 def slots(kept: int, slack: str) -> int:
-    """Slots that a row's storage has for `kept` tokens of the longest row of the batch.
+    """Slots of the extent that holds a row's `kept` tokens.
 
     none  the tokens alone
-    new   when new: a sixteenth to grow into, a multiple of 8 (`slots.roomy`)
-    most  before it is rebuilt: holes up to the least load factor of 0.9, and a tenth that is
-          not yet released
+    new   after a prompt: the next multiple of 4 (`extents.tight`)
+    most  before it moves to a smaller one (`extents.most_slots`)
+
+    Gaps between extents come on top: at most a sixteenth of all that is held, and one chunk.
     """
-    from kvprune.cache.slots import MIN_LOAD, MIN_USE, roomy
+    from kvprune.cache.extents import most_slots, tight
 
     if slack == "none":
         return kept
     if slack == "new":
-        return roomy(kept)
+        return tight(kept)
     if slack == "most":
-        return int(roomy(int(kept / MIN_LOAD)) / MIN_USE)
+        return most_slots(kept)
     raise PruneError(f"slack={slack!r} is unknown; choose none, new or most")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +45,14 @@ def empty_cache(kind: str, model: PreTrainedModel, length: int) -> Cache:
 
 
 def filled_cache(
-    pruned: Pruned, context: int, kept: Tensor, token: Tensor | None = None
+    pruned: Pruned, context: int, kept: Tensor, token: Tensor | None = None, **storage: Any
 ) -> PrunedCache:
     """A PrunedCache as it would be after `context` tokens, with random contents.
 
-    kept: (L, B), tokens that each layer holds of each row; token: which ones, the last if None.
+    kept: (L, B), tokens that each layer holds of each row; token: which ones, the last if None;
+    storage: options of PrunedCache.
     """
-    cache = PrunedCache(pruned)
+    cache = PrunedCache(pruned, **storage)
     _, heads, size, value_size = host.heads(pruned.model.config)
     for store, counts in zip(cache.stores, kept, strict=True):
         (B,), S = counts.shape, int(counts.max())

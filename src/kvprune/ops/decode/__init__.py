@@ -12,9 +12,11 @@ from kvprune.ops.decode.table import Table
 from kvprune.ops.dispatch import Operation
 from kvprune.ops.form import AttentionForm
 
-__all__ = ["DECODE", "Decoded", "NewToken", "Votes", "decode"]
+__all__ = ["DECODE", "REMOVE", "Decoded", "NewToken", "Votes", "decode"]
 
-DECODE = Operation(reference.decode, cpu=[torch.float32, torch.bfloat16])
+STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+DECODE = Operation(reference.decode, cpu=STORED)
+REMOVE = Operation(reference.remove, cpu=STORED)
 
 
 def decode(
@@ -28,7 +30,7 @@ def decode(
     backend: str | None = None,
 ) -> Decoded:
     """See `reference.decode`; `backend` names an implementation, by default the best that fits."""
-    implementation = DECODE.implementation(table.keys, backend)
+    implementation = DECODE.implementation(table.stored, backend)
     if also_drop is not None and also_drop.shape != (table.rows, table.width):
         raise PruneError(
             f"also_drop has the shape {tuple(also_drop.shape)}; it must be that of the table's "

@@ -1,19 +1,19 @@
-"""The decode step on packed rows by Numba kernels; float32 and bfloat16 storage."""
+"""The decode step on packed rows by Numba kernels; float32, bfloat16, float16 and int8 storage."""
 
 from __future__ import annotations
 
-import operator
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+import threading
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kvprune.ops.decode.kernels import Columns, Moves, New, Result, Rules, step
+from kvprune.ops.decode import kernels
+from kvprune.ops.decode.kernels import New, Result, Rows, Rules
 from kvprune.ops.decode.reference import Decoded, NewToken, Votes
-from kvprune.ops.decode.table import Table
+from kvprune.ops.decode.table import Table, join_columns
 from kvprune.ops.form import AttentionForm
+from kvprune.ops.int8 import quantise
 from kvprune.ops.jit import Array
 from kvprune.ops.threads import use_threads
 
@@ -22,43 +22,8 @@ EMPTY = torch.zeros(1, 0)
 # up to this many bytes one thread finishes before a second has woken up
 ONE_THREAD = 2**19
 
-
-class Workspace(NamedTuple):
-    """A table's columns as NumPy arrays, and memory for a step, until the columns change.
-
-    A step of a small model takes less time than a dozen conversions.
-    """
-
-    tensors: tuple[Tensor, ...]  # those of the columns
-    shapes: tuple[tuple[int, ...], ...]  # of the key, value and interaction key of a new token
-    slot_bytes: int  # of the keys and values of one slot in all rows
-    columns: Columns
-    moves: Moves
-    all_active: Array  # (B,)
-    no_drops: Array  # (B, 0)
-    no_weights: Array  # (B, H, 0)
-
-
-WORKSPACES: WeakKeyDictionary[Table, Workspace] = WeakKeyDictionary()
-
-
-def workspace(table: Table) -> Workspace:
-    tensors = table.keys, table.values, table.key_int, table.token, table.valid
-    space = WORKSPACES.get(table)
-    if space is None or any(map(operator.is_not, space.tensors, tensors)):
-        (B, S), H = table.valid.shape, table.keys.shape[1]
-        sizes = [column.shape[-1] for column in tensors[:3]]
-        space = WORKSPACES[table] = Workspace(
-            tensors,
-            shapes=((B, H, 1, sizes[0]), (B, H, 1, sizes[1]), (B, sizes[2])),
-            slot_bytes=B * H * sum(sizes[:2]) * table.keys.element_size(),
-            columns=Columns(*map(array, tensors)),
-            moves=Moves(kept=np.empty(B, np.int64), slots=np.empty((B, S + 1, 2), np.int64)),
-            all_active=np.ones(B, np.bool_),
-            no_drops=np.empty((B, 0), np.bool_),
-            no_weights=np.empty((B, H, 0), np.float32),
-        )
-    return space
+# memory for the lists of moves, one per thread that decodes: no table pays for it
+SCRATCH = threading.local()
 
 
 def decode(
@@ -79,25 +44,24 @@ def decode(
     B, Hq = query.shape[:2]
     if votes is None:
         votes = Votes(EMPTY.expand(B, 0), EMPTY.expand(B, 0), 0.0)
-    also_drop = packed(table, also_drop)
-    S = table.width
-    table.reserve(S + 1)
-    space = workspace(table)
-    if (key.shape, value.shape, votes.key_int.shape) != space.shapes or extra or table.extra:
-        key_int, token = votes.key_int[:, None], number[:, None]
-        columns = {"keys": key, "values": value, "key_int": key_int, "token": token}
-        table.check({**columns, **extra})
-    f32, stored = torch.float32, table.keys.dtype
+    if extra or table.extra or (key.shape, value.shape, votes.key_int.shape) != table.shapes:
+        own = {"keys": key, "values": value, "key_int": votes.key_int[:, None]}
+        table.check({**own, "token": number[:, None], **extra})
+    places, also_drop = table.prepare(also_drop)
+    S = int(places.kept.max(initial=0))
+    f32 = torch.float32
+    if places.rotation is not None:
+        query, key = (x.float() @ places.rotation for x in (query, key))
+    new_key, new_value, key_scale, value_scale = stored_heads(key, value, places.stored)
+    key_int, key_int_scale = stored_interaction(votes.key_int, places.int_stored)
     arrays = New(
-        array(query, f32),
-        array(key, stored),
-        array(value, stored),
-        array(votes.query_int, f32),
-        array(votes.key_int, f32),
+        array(query, f32), new_key, new_value, key_scale, value_scale,
+        array(votes.query_int, f32), key_int, key_int_scale,
+        array(join_columns(extra, number[:, None])[:, 0], f32),
         array(number, torch.int64),
-        space.all_active if active is None else array(active),
-        space.no_drops if also_drop is None else array(also_drop),
-    )
+        np.ones(B, np.bool_) if active is None else array(active),
+        np.empty((B, 0), np.bool_) if also_drop is None else array(also_drop),
+    )  # fmt: skip
     rules = Rules(
         float(votes.beta), votes.threshold, votes.protect_first, votes.protect_recent,
         float(form.scaling), float(form.softcap or 0.0),
@@ -107,33 +71,63 @@ def decode(
     result = Result(
         # in NumPy, which is faster; the others in torch, which aligns them for vector stores
         dropped=np.empty((B, S), np.int64),
-        weights=space.no_weights if p is None else p.numpy(),
+        weights=np.empty((B, Hq, 0), np.float32) if p is None else p.numpy(),
         output=output.numpy(),
     )
-    use_threads(1 if S * space.slot_bytes <= ONE_THREAD else None)
-    width = step(*arrays, *rules, *space.columns, *space.moves, *result)
-    for name, x in extra.items():
-        follow(table.columns[name], x, arrays.active, space.moves)
-    table.width = table.longest = width
-    table.consolidate()
+    rows = Rows(places.where, places.kept, scratch(B, S + 2))
+    use_threads(1 if int(places.kept.sum()) * places.slot_nbytes <= ONE_THREAD else None)
+    kernels.step(*arrays, *rules, *rows, *result)
+    table.finish()
     dropped = torch.from_numpy(result.dropped)
-    output = output if query.dtype is f32 else output.to(query.dtype)
-    return Decoded(output, dropped, None if p is None else p[..., :width])
+    output = output if query.dtype is f32 else output.to(new.query.dtype)
+    return Decoded(output, dropped, None if p is None else p[..., : table.width])
 
 
-def packed(table: Table, mask: Tensor | None) -> Tensor | None:
-    """Pack the table; a mask over its slots is packed with it, as one more column."""
-    if mask is None or table.packed:
-        table.pack()
-        return mask
-    table.columns["mask"] = table.valid.new_zeros(table.valid.shape)
-    table.columns["mask"][:, : table.width] = mask
-    table.pack()
-    return table.columns.pop("mask")[:, : table.width]
+def remove(table: Table, mask: Tensor) -> None:
+    """`reference.remove`: free slots, and fill them with the last tokens of their rows."""
+    places, packed = table.prepare(mask, room=0)
+    assert packed is not None
+    use_threads(1 if int(places.kept.sum()) * places.slot_nbytes <= ONE_THREAD else None)
+    kernels.remove(
+        places.where,
+        places.kept,
+        array(packed).view(np.uint8),
+        scratch(len(places.kept), packed.shape[1] + 2),
+        places.widths,
+    )
+    table.finish()
+
+
+def scratch(rows: int, width: int) -> Array:
+    """An array (rows, width, 2) of int32 with any contents."""
+    size = rows * width * 2
+    memory: Array | None = getattr(SCRATCH, "memory", None)
+    if memory is None or len(memory) < size:
+        memory = SCRATCH.memory = np.empty(2 * size, np.int32)
+    return memory[:size].reshape(rows, width, 2)
+
+
+def stored_heads(
+    key: Tensor, value: Tensor, dtype: torch.dtype
+) -> tuple[Array, Array, Array, Array]:
+    """A new token's key and value as they are stored, and their scales (B, H or 0)."""
+    if dtype is not torch.int8:
+        none = np.empty((len(key), 0), np.int16)
+        return array(key, dtype), array(value, dtype), none, none
+    (key, key_scale), (value, value_scale) = quantise(key), quantise(value)
+    return array(key), array(value), array(key_scale[:, :, 0]), array(value_scale[:, :, 0])
+
+
+def stored_interaction(key_int: Tensor, dtype: torch.dtype) -> tuple[Array, Array]:
+    """A new token's interaction key as it is stored, and its scale (B, 1 or 0)."""
+    if dtype is not torch.int8:
+        return array(key_int, dtype), np.empty((len(key_int), 0), np.int16)
+    numbers, scale = quantise(key_int)
+    return array(numbers), array(scale[:, None])
 
 
 def array(x: Tensor, dtype: torch.dtype | None = None) -> Array:
-    """A contiguous NumPy array of the tensor; bfloat16, which NumPy lacks, as its bits.
+    """A contiguous NumPy array of the tensor; dtypes that NumPy lacks as in `BITS`.
 
     A conversion that changes nothing costs as much as one that does.
     """
@@ -143,15 +137,6 @@ def array(x: Tensor, dtype: torch.dtype | None = None) -> Array:
         x = x.detach()
     if not x.is_contiguous():
         x = x.contiguous()
-    return (x.view(torch.uint16) if x.dtype is torch.bfloat16 else x).numpy()
-
-
-def follow(column: Tensor, new: Tensor, active: Array, moves: Moves) -> None:
-    """Move and insert in an extra column as the kernels did in the others."""
-    slots, kept = torch.from_numpy(moves.slots), torch.from_numpy(moves.kept)
-    moving = (slots[:, :, 0] >= 0).cumprod(1).bool()  # (B, S + 1), up to the first −1
-    rows = moving.nonzero()[:, 0]
-    source, slot = slots[moving].unbind(1)
-    column[rows, slot] = column[rows, source]
-    rows = torch.from_numpy(active).nonzero()[:, 0]
-    column[rows, kept[rows]] = new[rows, 0]
+    if x.dtype is torch.bfloat16:
+        return x.view(torch.uint16).numpy()
+    return x.view(torch.int16).numpy() if x.dtype is torch.float16 else x.numpy()

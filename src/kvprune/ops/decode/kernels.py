@@ -1,6 +1,8 @@
 """The decode step's kernels: vote, drop, move, insert, attend, over rows that are dense prefixes.
 
-The arrays are views of tensors (see `cpu.decode`); a stored bfloat16 arrives as its bits.
+Every row lies where `Places.where` says, alone or as part of a larger tensor. What a table stores
+arrives as NumPy knows it (see `scalar.BITS`), and an array of that dtype, however short, tells a
+kernel how to read it.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import prange
 
-from kvprune.ops.decode.scalar import exp, widen
+from kvprune.ops.decode.scalar import at, exp, widen
+from kvprune.ops.decode.table import PLACES
 from kvprune.ops.jit import Array, Scalar, njit
 
 # sums may be reordered; NaN and infinities keep their meaning
@@ -20,15 +23,23 @@ FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 # slots that stay in the first-level cache while the query heads of a group take turns
 BLOCK = 32
 
+(
+    KEYS, VALUES, KEY_SCALE, VALUE_SCALE, KEY_INT, KEY_INT_SCALE, EXTRA, TOKEN, CAPACITY,
+) = range(len(PLACES))  # fmt: skip
+
 
 class New(NamedTuple):
-    """What one new token per row brings."""
+    """What one new token per row brings; scales have no numbers unless int8 is stored."""
 
     query: Array  # (B, Hq, 1, D) float32
-    key: Array  # (B, H, 1, D)
-    value: Array  # (B, H, 1, Dv)
+    key: Array  # (B, H, 1, D), as stored
+    value: Array  # (B, H, 1, Dv), as stored
+    key_scale: Array  # (B, H or 0), float16's bits
+    value_scale: Array  # (B, H or 0)
     query_int: Array  # (B, R) float32; R = 0: no vote
-    key_int: Array  # (B, R) float32
+    key_int: Array  # (B, R), as stored
+    key_int_scale: Array  # (B, 1 or 0), float16's bits
+    extra: Array  # (B, E) float32
     number: Array  # (B,) int64
     active: Array  # (B,) bool
     also_drop: Array  # (B, S) bool; (B, 0) if nothing but votes drops
@@ -45,21 +56,12 @@ class Rules(NamedTuple):
     softcap: float  # 0: none
 
 
-class Columns(NamedTuple):
-    """The table's columns at full capacity."""
+class Rows(NamedTuple):
+    """The arrays of `Places`, and what the first kernel passes to the second."""
 
-    keys: Array  # (B, H, capacity, D)
-    values: Array  # (B, H, capacity, Dv)
-    key_int: Array  # (B, capacity, R)
-    token: Array  # (B, capacity)
-    valid: Array  # (B, capacity)
-
-
-class Moves(NamedTuple):
-    """What the first kernel passes to the second."""
-
-    kept: Array  # (B,), tokens before the new one is inserted
-    slots: Array  # (B, capacity + 1, 2): from, to; −1 ends the list
+    where: Array  # (B, 9)
+    kept: Array  # (B,)
+    moves: Array  # (B, S + 2, 2) int32, slots: from, to; −1 ends the list
 
 
 class Result(NamedTuple):
@@ -69,96 +71,97 @@ class Result(NamedTuple):
 
 
 @njit(cache=True)
-def step(*flat: Any) -> int:
-    """Both kernels on the fields of (New, Rules, Columns, Moves, Result); the new width.
+def step(*flat: Any) -> None:
+    """Both kernels on the fields of (New, Rules, Rows, Result).
 
     A named tuple as an argument costs Numba three times as much as its fields.
     """
-    new, rules = New(*flat[:8]), Rules(*flat[8:14])
-    columns, moves, result = Columns(*flat[14:19]), Moves(*flat[19:21]), Result(*flat[21:])
+    new, rules = New(*flat[:12]), Rules(*flat[12:18])
+    rows, result = Rows(*flat[18:21]), Result(*flat[21:])
     # arrays to be written come by themselves: in a parallel kernel Numba takes the last write to
     # a field of a tuple for dead code
-    vote_and_drop(
-        new, rules, columns.key_int, columns.token, columns.valid, moves.kept, moves.slots,
-        result.dropped,
-    )  # fmt: skip
-    insert_and_attend(
-        new, rules, columns.keys, columns.values, moves.kept, moves.slots, result.weights,
-        result.output,
-    )  # fmt: skip
-    return (moves.kept + new.active).max() if len(moves.kept) else 0
+    vote_and_drop(new, rules, rows.where, rows.kept, rows.moves, result.dropped)
+    insert_and_attend(new, rules, rows.where, rows.kept, rows.moves, result.weights, result.output)
+    for b in range(len(rows.kept)):
+        rows.kept[b] += new.active[b]
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
+@njit(parallel=True, cache=True)
 def vote_and_drop(
-    new: New,
-    rules: Rules,
-    key_int: Array,
-    token: Array,
-    valid: Array,
-    kept: Array,
-    slots: Array,
-    dropped: Array,
+    new: New, rules: Rules, where: Array, kept: Array, moves: Array, dropped: Array
 ) -> None:
     """What a row's heads share: the vote, the list of moves, token numbers and interaction keys."""
-    query_int, new_int, number = new.query_int, new.key_int, new.number
-    active, also_drop = new.active, new.also_drop
+    for b in prange(len(kept)):
+        dropped[b] = -1
+        moves[b, 0, 0] = -1
+        if new.active[b]:
+            kept[b] = vote_in_row(b, new, rules, where[b], kept[b], moves[b], dropped[b])
+
+
+# a function of its own: in a parallel kernel, Numba takes writes to arrays at an address for dead
+@njit(cache=True, fastmath=FASTMATH)
+def vote_in_row(
+    b: int, new: New, rules: Rules, where: Array, n: int, moves: Array, dropped: Array
+) -> int:
+    """The number of tokens that stay of n; the new one is stored behind them."""
+    query_int, number, also_drop = new.query_int[b], new.number[b], new.also_drop[b]
     beta, threshold = np.float32(rules.beta), np.float32(rules.threshold)
-    protect_first, protect_recent = rules.protect_first, rules.protect_recent
-    (B, S), R = dropped.shape, query_int.shape[1]
-    for b in prange(B):
-        n = 0
-        for j in range(S):
-            n += valid[b, j]
-            dropped[b, j] = -1
-        slots[b, 0, 0] = -1
-        kept[b] = n
-        if not active[b]:
-            continue
-        for j in range(n):
-            out = also_drop.shape[1] > 0 and also_drop[b, j]
-            if R and token[b, j] >= protect_first and number[b] - token[b, j] > protect_recent:
-                s = np.float32(0)
-                for r in range(R):
-                    s += query_int[b, r] * key_int[b, j, r]
-                out |= s + beta <= threshold
-            if out:
-                dropped[b, j] = token[b, j]
-        # the row's last survivors move into the slots of the dropped
-        j = m = 0
-        while j < n:
-            if dropped[b, j] >= 0:
+    R, E, scaled = len(query_int), new.extra.shape[1], new.key_int_scale.shape[1] > 0
+    capacity = where[CAPACITY]
+    token = at(where[TOKEN], (capacity,), moves)
+    key_int = at(where[KEY_INT], (capacity, R), new.key_int)
+    key_int_scale = at(where[KEY_INT_SCALE], (capacity if scaled else 0,), new.key_scale)
+    extra = at(where[EXTRA], (capacity, E), new.extra)
+    for j in range(n):
+        out = len(also_drop) > 0 and also_drop[j]
+        if R and token[j] >= rules.protect_first and number - token[j] > rules.protect_recent:
+            s = np.float32(0)
+            for r in range(R):
+                s += query_int[r] * widen(key_int[j, r])
+            if scaled:
+                s *= widen(key_int_scale[j])
+            out |= s + beta <= threshold
+        if out:
+            dropped[j] = token[j]
+    n = plan(dropped, n, moves)
+    m = 0
+    while moves[m, 0] >= 0:
+        source, slot = moves[m]
+        token[slot] = token[source]
+        key_int[slot] = key_int[source]
+        extra[slot] = extra[source]
+        if scaled:
+            key_int_scale[slot] = key_int_scale[source]
+        m += 1
+    token[n], key_int[n], extra[n] = number, new.key_int[b], new.extra[b]
+    if scaled:
+        key_int_scale[n] = new.key_int_scale[b, 0]
+    return n
+
+
+@njit(cache=True)
+def plan(dropped: Array, n: int, moves: Array) -> int:
+    """The last survivors of a row's n tokens move into the slots of the dropped; how many stay."""
+    j = m = 0
+    while j < n:
+        if dropped[j] >= 0:
+            n -= 1
+            while n > j and dropped[n] >= 0:
                 n -= 1
-                while n > j and dropped[b, n] >= 0:
-                    n -= 1
-                if n > j:
-                    token[b, j] = token[b, n]
-                    key_int[b, j] = key_int[b, n]
-                    slots[b, m] = n, j
-                    m += 1
-            j += 1
-        slots[b, m, 0] = -1
-        valid[b, n:S] = False
-        token[b, n], valid[b, n] = number[b], True
-        key_int[b, n, :R] = new_int[b]
-        kept[b] = n
+            if n > j:
+                moves[m, 0], moves[m, 1] = n, j
+                m += 1
+        j += 1
+    moves[m, 0] = -1
+    return n
 
 
-@njit(parallel=True, cache=True, fastmath=FASTMATH)
+@njit(parallel=True, cache=True)
 def insert_and_attend(
-    new: New,
-    rules: Rules,
-    keys: Array,
-    values: Array,
-    kept: Array,
-    slots: Array,
-    p: Array,
-    output: Array,
+    new: New, rules: Rules, where: Array, kept: Array, moves: Array, p: Array, output: Array
 ) -> None:
     """Per key head: carry out the moves, store the new token, attend to the row's prefix."""
-    new_key, new_value, active = new.key, new.value, new.active
-    scaling, softcap = np.float32(rules.scaling), np.float32(rules.softcap)
-    (B, H), G = keys.shape[:2], new.query.shape[1] // keys.shape[1]
+    (B, H), G = new.key.shape[:2], new.query.shape[1] // new.key.shape[1]
     # reshaped, not sliced, so that the compiler still knows that the arrays are contiguous
     query = new.query.reshape((B, H, G, new.query.shape[3]))
     output = output.reshape((B, H, G, output.shape[3]))
@@ -166,25 +169,46 @@ def insert_and_attend(
     # rows change fastest, so that every thread gets long and short ones
     for task in prange(H * B):
         h, b = task // B, task % B
-        out = output[b, h]
-        if not active[b]:
-            for g in range(G):
-                for d in range(out.shape[1]):
-                    out[g, d] = widen(new_value[b, h, 0, d])
+        if new.active[b]:
+            attend_in_row(
+                b, h, new, rules, where[b], kept[b], moves[b], query[b, h], p[b, h], output[b, h]
+            )
+        else:
             p[b, h] = 0
-            continue
-        k, v = keys[b, h], values[b, h]
-        m = 0
-        while slots[b, m, 0] >= 0:
-            source, slot = slots[b, m]
-            k[slot] = k[source]
-            v[slot] = v[source]
-            m += 1
-        k[kept[b]], v[kept[b]] = new_key[b, h, 0], new_value[b, h, 0]
-        n = kept[b] + 1
-        # weights that are not wanted take a few hundred bytes, which stay in the cache
-        weights = p[b, h] if p.shape[3] else np.empty((G, n), np.float32)
-        attend(query[b, h], k, v, n, scaling, softcap, weights, out)
+            scale = widen(new.value_scale[b, h]) if new.value_scale.shape[1] else np.float32(1)
+            for g in range(G):
+                for d in range(output.shape[3]):
+                    output[b, h, g, d] = widen(new.value[b, h, 0, d]) * scale
+
+
+@njit(cache=True, fastmath=FASTMATH)
+def attend_in_row(
+    b: int, h: int, new: New, rules: Rules, where: Array, n: int, moves: Array, query: Array,
+    p: Array, output: Array,
+) -> None:  # fmt: skip
+    """One key head of one row; its n survivors are where the vote left them, by `moves`."""
+    scaled, size = new.key_scale.shape[1] > 0, new.key.itemsize
+    capacity, D, Dv = where[CAPACITY], new.key.shape[3], new.value.shape[3]
+    k = at(where[KEYS] + h * capacity * D * size, (capacity, D), new.key)
+    v = at(where[VALUES] + h * capacity * Dv * size, (capacity, Dv), new.key)
+    slots = (capacity if scaled else 0,)
+    k_scale = at(where[KEY_SCALE] + h * capacity * 2, slots, new.key_scale)
+    v_scale = at(where[VALUE_SCALE] + h * capacity * 2, slots, new.key_scale)
+    m = 0
+    while moves[m, 0] >= 0:
+        source, slot = moves[m]
+        k[slot] = k[source]
+        v[slot] = v[source]
+        if scaled:
+            k_scale[slot], v_scale[slot] = k_scale[source], v_scale[source]
+        m += 1
+    k[n], v[n] = new.key[b, h, 0], new.value[b, h, 0]
+    if scaled:
+        k_scale[n], v_scale[n] = new.key_scale[b, h], new.value_scale[b, h]
+    # weights that are not wanted take a few hundred bytes, which stay in the cache
+    weights = p if p.shape[1] else np.empty((len(query), n + 1), np.float32)
+    scaling, softcap = np.float32(rules.scaling), np.float32(rules.softcap)
+    attend(query, k, v, k_scale, v_scale, n + 1, scaling, softcap, weights, output)
 
 
 @njit(cache=True, fastmath=FASTMATH)
@@ -192,27 +216,43 @@ def attend(
     query: Array,
     k: Array,
     v: Array,
+    k_scale: Array,
+    v_scale: Array,
     n: int,
     scaling: Scalar,
     softcap: Scalar,
     p: Array,
     output: Array,
 ) -> None:
-    """One key head: its G queries take turns on each block of slots while it is in the cache."""
+    """One key head: its G queries take turns on each block of slots while it is in the cache.
+
+    A slot's scales, if it has any, go into its logit and into its weight.
+    """
     G = query.shape[0]  # query: (G, D), k: (S, D), v: (S, Dv), p: (G, S), output: (G, Dv)
+    scaled = len(k_scale) > 0
     block = n if G == 1 else BLOCK
     for start in range(0, n, block):
         for g in range(G):
             stop = min(start + block, n)
             dots(p[g, start:stop], query[g], k[start:stop])
+    if scaled:
+        for g in range(G):
+            for j in range(n):
+                p[g, j] *= widen(k_scale[j])
     for g in range(G):
         softmax(p[g, :n], scaling, softcap)
         p[g, n:] = 0
         output[g] = 0
+    folded = np.empty((G if scaled else 0, n), np.float32)
+    if scaled:
+        for g in range(G):
+            for j in range(n):
+                folded[g, j] = p[g, j] * widen(v_scale[j])
+    weights = folded if scaled else p
     for start in range(0, n, block):
         for g in range(G):
             stop = min(start + block, n)
-            add_values(output[g], p[g, start:stop], v[start:stop])
+            add_values(output[g], weights[g, start:stop], v[start:stop])
 
 
 @njit(cache=True, fastmath=FASTMATH)
@@ -274,3 +314,29 @@ def add_values(out: Array, p: Array, v: Array) -> None:
     for j in range(eights, n):
         for d in range(out.shape[0]):
             out[d] += p[j] * widen(v[j, d])
+
+
+@njit(parallel=True, cache=True)
+def remove(where: Array, kept: Array, mask: Array, moves: Array, widths: Array) -> None:
+    """Free the slots of `mask` (B, S) uint8; widths: heads and bytes per slot of each column."""
+    for b in prange(len(kept)):
+        kept[b] = remove_in_row(where[b], kept[b], mask[b], moves[b], widths)
+
+
+@njit(cache=True)
+def remove_in_row(where: Array, n: int, mask: Array, moves: Array, widths: Array) -> int:
+    dropped = np.empty(n, np.int64)
+    for j in range(n):
+        dropped[j] = 0 if mask[j] else -1
+    n = plan(dropped, n, moves)
+    for c in range(len(widths)):
+        heads, size = widths[c]
+        column = at(where[c], (heads, where[CAPACITY], size), mask)
+        m = 0
+        while moves[m, 0] >= 0:
+            source, slot = moves[m]
+            for h in range(heads):
+                for i in range(size):
+                    column[h, slot, i] = column[h, source, i]
+            m += 1
+    return n

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from kvprune.ops.decode.table import Slots, Table
+from kvprune.ops.decode.table import Rows, Slots, Table
 from kvprune.ops.form import AttentionForm
 
 
@@ -105,6 +105,21 @@ def dropped_slots(
         number[:, None] - slots.token > votes.protect_recent
     )
     return drop | (slots.valid & open_to_vote & (score <= votes.threshold))  # (B, S)
+
+
+def remove(table: Rows, mask: Tensor) -> None:
+    """Free the slots of `mask` (B, S): the last tokens of a row that is dense move into them."""
+    places, _ = table.prepare(None, room=0)
+    for b in range(len(places.kept)):
+        columns, n = table.row(b), int(places.kept[b])
+        stays = ~mask[b, :n]
+        left = int(stays.sum())
+        holes = (~stays[:left]).nonzero()[:, 0]
+        tail = left + stays[left:].nonzero()[:, 0]
+        for column in columns.values():
+            column[holes] = column[tail]
+        places.kept[b] = left
+    table.finish()
 
 
 def attend(query: Tensor, slots: Slots, form: AttentionForm) -> tuple[Tensor, Tensor]:

@@ -1,27 +1,56 @@
-"""Two scalar functions that LLVM can vectorise inside a Numba loop."""
+"""Scalar functions that LLVM can vectorise inside a Numba loop, and arrays at an address."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import torch
 from llvmlite import ir
-from numba import types
+from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
-from kvprune.ops.jit import Scalar, njit
+from kvprune.ops.jit import Array, Scalar, njit
+
+# NumPy's dtypes for what a table stores; those that NumPy lacks, as integers with their bits
+BITS: dict[torch.dtype, np.dtype[Any]] = {
+    torch.float32: np.dtype(np.float32),
+    torch.bfloat16: np.dtype(np.uint16),
+    torch.float16: np.dtype(np.int16),
+    torch.int8: np.dtype(np.int8),
+}
 
 
 def _widen(typingctx: Any, x: Any) -> Any:
-    """A stored number as float32; bfloat16 arrives as uint16, the upper half of the float32."""
-    if x == types.float32:
-        return types.float32(types.float32), lambda context, builder, sig, args: args[0]
+    """A stored number as float32; the type of `x` tells how it is stored, see `BITS`."""
+    i32, f32 = ir.IntType(32), ir.FloatType()
 
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.IntType(32)(16))
-        return builder.bitcast(bits, ir.FloatType())
+    def same(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return args[0]
 
-    return types.float32(types.uint16), codegen
+    def bfloat16(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        # the upper half of the float32
+        return builder.bitcast(builder.shl(builder.zext(args[0], i32), i32(16)), f32)
+
+    def float16(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        # exponent and fraction in their places of a float32, whose exponent counts from 112 lower;
+        # the product also brings numbers too small for an exponent to theirs. Not for infinities.
+        bits = builder.sext(args[0], i32)
+        sign = builder.and_(bits, i32(0x80000000 - 2**32))
+        rest = builder.shl(builder.and_(bits, i32(0x7FFF)), i32(13))
+        number = builder.fmul(builder.bitcast(rest, f32), ir.Constant(f32, 2.0**112))
+        return builder.bitcast(builder.or_(builder.bitcast(number, i32), sign), f32)
+
+    def int8(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.sitofp(args[0], f32)
+
+    kinds = {
+        types.float32: same,
+        types.uint16: bfloat16,
+        types.int16: float16,
+        types.int8: int8,
+    }
+    return (types.float32(x), kinds[x]) if x in kinds else None
 
 
 def _power_of_two(typingctx: Any, exponent: Any) -> Any:
@@ -34,9 +63,26 @@ def _power_of_two(typingctx: Any, exponent: Any) -> Any:
     return types.float32(types.int32), codegen
 
 
+def _pointer(typingctx: Any, address: Any, kind: Any) -> Any:
+    """An address as a pointer to numbers like those of the array `kind`."""
+    pointer = types.CPointer(kind.dtype)  # type: ignore[no-untyped-call]
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.inttoptr(args[0], context.get_value_type(pointer))
+
+    return pointer(types.int64, kind), codegen
+
+
 # compiled code calls these without the typing context, which a type checker cannot know
 widen: Any = intrinsic(_widen)
 power_of_two: Any = intrinsic(_power_of_two)
+pointer: Any = intrinsic(_pointer)
+
+
+@njit(inline="always")
+def at(address: int, shape: tuple[int, ...], kind: Array) -> Array:
+    """The array of this shape that begins at this address, of numbers like those of `kind`."""
+    return carray(pointer(address, kind), shape)
 
 
 @njit(inline="always")
