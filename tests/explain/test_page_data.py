@@ -8,7 +8,7 @@ import pytest
 import page_traces
 import traces
 from kvprune import NEVER, PruneError
-from kvprune.explain.page import BUDGET, page_data, render_page
+from kvprune.explain.page import BUDGET, budget, page_data, render_page
 from kvprune.explain.page.factors import error, fit, page_scores, size, spectrum
 from kvprune.explain.page.packing import MISSING, pack, pack_steps, quantise, unpack
 from kvprune.explain.votes import Votes
@@ -104,9 +104,9 @@ def test_scores_are_within_their_stated_error():
     tables = np.stack([votes.table(layer) for layer in range(3)])
     later = np.isfinite(tables)
     last = 0.0
-    for budget in (10**6, 4_000, 3_000, 1_500):
-        factors = fit(votes, budget)
-        assert size(factors) <= budget
+    for room in (10**6, 4_000, 3_000, 1_500):
+        factors = fit(votes, room)
+        assert size(factors) <= room
         shown = np.stack([factors.scores(layer, votes.beta[layer]) for layer in range(3)])
         difference = (shown - tables)[later]
         rms, largest = error(votes, factors)
@@ -124,14 +124,14 @@ def test_scores_are_within_their_stated_error():
 def test_noise_is_spread_better_than_by_equal_steps():
     """Equal steps for all parts, the obvious way, cost more bytes for the same error."""
     votes = random_votes(L=1)
-    factors = fit(votes, budget := 1_200)
+    factors = fit(votes, room := 1_200)
     rms = error(votes, factors)[0]
     parts = spectrum(votes.q_int[0], votes.k_int[0])
     scale = np.sqrt(parts.gain)[:, None]
     for step in np.geomspace(0.01, 1, 200):
         query, key = np.round(parts.query * scale / step), np.round(parts.key * scale / step)
         bytes_ = [len(pack(each.astype(np.int16), huffman=True)["data"]) for each in (query, key)]
-        if sum(bytes_) <= budget:
+        if sum(bytes_) <= room:
             break
     shown = (query * step).T @ (key * step)
     earlier = np.tri(200, k=-1, dtype=bool)
@@ -174,6 +174,11 @@ def long_trace(T=2000, L=30, R=32):
         settings={"method": "pruning", "threshold": 0.0, "protect_recent": 16},
         loss=loss[0], dense_loss=loss[1], dense="base model",
     )  # fmt: skip
+
+
+def test_longer_texts_get_larger_pages():
+    assert budget(traces.random_trace(2, 20)) == budget(traces.random_trace(30, 2000)) == BUDGET
+    assert budget(traces.random_trace(30, 6000)) == 3 * BUDGET
 
 
 def test_names_of_two_traces():

@@ -25,8 +25,8 @@ SCRIPTS = (
     "unpack.js", "record.js", "statistics.js", "view.js", "text.js", "detail.js", "why.js",
     "cost.js", "compare.js", "masks.js", "charts.js", "search.js", "link.js", "main.js",
 )  # fmt: skip
-# characters of a page: what is left of it goes into the curves of scores
-BUDGET = 1_450_000
+# characters of a page of up to LONG tokens, over all layers: what is left goes into the curves
+BUDGET, LONG = 1_450_000, 30 * 2000
 
 
 def write_page(
@@ -53,7 +53,7 @@ def render_page(trace: Trace, title: str = "", against: Trace | None = None) -> 
     script = f'"use strict";\n(async () => {{\n{script}}})();\n'
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     data = page_data(trace, against)
-    room = BUDGET - len(style) - len(script) - len(template) - len(_embedded_json(data))
+    room = budget(trace) - len(style) - len(script) - len(template) - len(_embedded_json(data))
     traces = [trace] if against is None else [trace, against]
     for each, record in zip(traces, data["records"], strict=True):
         if each.votes is not None:
@@ -68,6 +68,11 @@ def render_page(trace: Trace, title: str = "", against: Trace | None = None) -> 
     # every second part is a name; splitting first leaves %% in a token alone
     parts = template.split("%%")
     return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def budget(trace: Trace) -> int:
+    """Characters of its page; a longer text gets more, so that its curves are no worse."""
+    return BUDGET * max(LONG, trace.drop_step.size) // LONG
 
 
 def _embedded_json(values: dict[str, Any]) -> str:
