@@ -37,6 +37,14 @@ def uneven_gates(pruned, seed: int = 0, spread: float = 1.5) -> None:
             interaction.beta.fill_(2.0 + 1.5 * (i % 2))
 
 
+def randomise_lora(model) -> None:
+    """A new LoRA has no effect; give it one."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
+
+
 def random_ids(B: int, T: int, seed: int = 0, vocab: int = 101) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(3, vocab, (B, T), generator=generator)

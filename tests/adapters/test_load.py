@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+import fake_hub
 import kvprune
 from helpers import random_ids
 from kvprune import PruneError
@@ -101,22 +102,7 @@ def test_errors_of_loading(tmp_path, trained):
 
 
 def test_a_name_on_the_hub(trained, monkeypatch):
-    import huggingface_hub
-
     trainer, folder = trained
-    requested = []
-
-    def download(name):
-        requested.append(name)
-        return str(folder / "out")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    fetched = fake_hub.publish(monkeypatch, {"someone/forgetful": folder / "out"})
     assert kvprune.load("someone/forgetful").config == trainer.config.method
-    assert requested == ["someone/forgetful"]
-
-    def refuse(name):
-        raise OSError("no network")
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", refuse)
-    with pytest.raises(PruneError, match="neither as a folder nor on the hub: no network"):
-        kvprune.load("someone/forgetful")
+    assert "someone/forgetful" in fetched

@@ -5,18 +5,10 @@ import torch
 from torch.testing import assert_close
 
 import kvprune
-from helpers import random_ids, uneven_gates
+from helpers import random_ids, randomise_lora, uneven_gates
 from kvprune import PruneError, PruningConfig
 from kvprune.adapters import lora
 from training_runs import small_model
-
-
-def randomise_lora(model):
-    """A new LoRA has no effect; give it one."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if "lora_B" in name:
-                p.normal_(std=0.3, generator=torch.Generator().manual_seed(len(name)))
 
 
 def generated(model, ids):

@@ -97,6 +97,12 @@ def test_names_that_may_be_on_the_hub_are_not_checked():
         ("smolm2-135m", "did you mean smollm2-135m"),
         ("gpt-2", "did you mean gpt2"),
         ("no-such-model", "cannot load the model 'no-such-model': pass a folder"),
+        ("TINY", "did you mean tiny"),
+        ("./no/such", "'./no/such': this folder does not exist"),
+        ("./such", r"'\./such': this folder does not exist"),
+        ("/no/such", "'/no/such': this folder does not exist"),
+        ("a--b/model", "'a--b/model': this folder does not exist"),
+        ("what is this", "cannot load the model 'what is this': pass a folder"),
     ],
 )
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from typer.testing import CliRunner
 import kvprune
 import model_folders
 from kvprune import PruneError
+from kvprune.adapters.load import load_with_tokenizer
 from kvprune.cli import app
+from kvprune.evaluate.dense import dense_reference
 from kvprune.evaluate.perplexity.measure import perplexity
 
 WORDS = ["the", "man", "went", "out", "into", "rain", "and", "came", "back", "with", "bread"]
@@ -154,8 +157,11 @@ def test_bad_input_is_one_clear_line(root, tmp_path, monkeypatch):
     fails("does not exist", root / "model", "--adapter", tmp_path, "--data", text)
     fails("cannot put the model on 'nowhere'", root / "model", "--data", text, "--device",
           "nowhere")  # fmt: skip
-    fails("name another with --dense-model, or use --no-dense", root / "whole", "--data", text,
+    fails("gone': this folder does not exist", root / "whole", "--data", text,
           "--dense-model", tmp_path / "gone")  # fmt: skip
+    loaded = replace(load_with_tokenizer(str(root / "whole")), base=str(tmp_path / "gone"))
+    with pytest.raises(PruneError, match="name another with --dense-model, or use --no-dense"):
+        dense_reference(loaded)
     monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
     fails("figures need the package matplotlib; pip install", root / "model", "--data", text,
           "--out", tmp_path / "o")  # fmt: skip

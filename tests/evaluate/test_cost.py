@@ -227,7 +227,7 @@ def test_shape_of_a_folder_and_of_tiny(tmp_path):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: read_shape(Path(__file__).parent), "cannot read the configuration"),
+        (lambda: read_shape(Path(__file__).parent), "cannot load the configuration"),
         (lambda: read_shape(zoo.make("bamba").config), "not modelled"),
         (lambda: read_shape(zoo.make("t5").config), "no causal language model"),
         (lambda: decode_flops(read_shape("tiny"), 10, 1.5), "share of the context"),

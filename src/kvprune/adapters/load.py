@@ -11,17 +11,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvprune.adapters import lora
 from kvprune.adapters.fold import fold
-from kvprune.adapters.pretrained import load_base, load_tokenizer
+from kvprune.adapters.pretrained import check_present, load_base, load_tokenizer
 from kvprune.adapters.resolve import (
     Location,
     adapter_file,
+    has_tokenizer,
     is_dense_name,
-    own_name,
     resolve,
-    resolve_file,
 )
 from kvprune.adapters.save import describe_base, interaction_tensors
-from kvprune.adapters.saved_file import is_full_model, read_file
+from kvprune.adapters.saved_file import FILE, is_full_model, read_file
 from kvprune.config import DenseConfig, from_dict
 from kvprune.errors import PruneError
 from kvprune.integration.handle import Pruned, attach
@@ -41,9 +40,9 @@ def load(
         load("smollm2-135m")        an adapter of the package (see `kvprune models`)
         load("smollm2-135m-dense")  the base without pruning, attached as DenseConfig
 
-    `folder` may also be a name on the hub. LoRA stays separate from the weights, and detach removes
-    it; merge=True folds it in, which is faster and cannot be undone. `dtype`: of a model that is
-    given by name; auto is that of its file.
+    `folder` may also be a name on the hub; `pruned.tokenizer` is the tokenizer that belongs to it.
+    LoRA stays separate from the weights, and detach removes it; merge=True folds it in, which is
+    faster and cannot be undone. `dtype`: of a model given by name; auto is that of its file.
     """
     if isinstance(model, PreTrainedModel):
         if path is None:
@@ -53,13 +52,14 @@ def load(
     if location.adapter is not None:
         return _load_adapter(location, merge, dtype)
     if is_dense_name(model):
-        return attach(load_base(location.base, dtype), DenseConfig())
-    if own_name(model):
-        raise PruneError(
-            f"{model} has no adapter; load one onto it with kvprune.load({str(model)!r}, folder)"
-        )
-    # a folder without an adapter, or a repository on the hub that may hold one
-    return _load_adapter(resolve_file(adapter_file(model)), merge, dtype)
+        pruned = attach(load_base(location.base, dtype), DenseConfig())
+        pruned.tokenizer_name = location.tokenizer
+        return pruned
+    check_present(str(model))
+    raise PruneError(
+        f"{model} has no adapter (no {FILE}); load one onto it with "
+        f"kvprune.load({str(model)!r}, folder)"
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +100,8 @@ def load_with_tokenizer(
     else:
         model = _load_adapter(location, merge, dtype)
     tokenizer = load_tokenizer(location.tokenizer)
+    if isinstance(model, Pruned):
+        model.tokenizer = tokenizer
     loaded = Loaded(name, adapter, model, tokenizer, location.fine_tuned_from)
     move(loaded.host, device)
     return loaded
@@ -131,7 +133,9 @@ def _load_adapter(location: Location, merge: bool, dtype: str) -> Pruned:
             f"{location.adapter} holds a full fine-tuned model, so {location.base} is not needed; "
             f"load it with kvprune.load({str(location.adapter)!r})"
         )
-    return _attach_file(location.base, file, merge, dtype)
+    pruned = _attach_file(location.base, file, merge, dtype)
+    pruned.tokenizer_name = location.tokenizer
+    return pruned
 
 
 def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: str) -> Pruned:
@@ -147,8 +151,9 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
                 f"{file} was saved for {key} {saved_for[key]!r} ({saved_for['name']}), but this "
                 f"model has {actual[key]!r}; load it into the model that it was trained on"
             )
-    with_lora = saved = lora.is_saved_in(file.parent)
-    if with_lora and merge and not lora.has_lora(model) and fold(model, file.parent):
+    with_lora = lora.is_saved_in(file.parent)
+    merged = with_lora and merge
+    if merged and not lora.has_lora(model) and fold(model, file.parent):
         with_lora = False
     if with_lora:
         lora.add_saved(model, file.parent)
@@ -167,8 +172,10 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
         raise
     if with_lora and not merge:
         pruned.on_detach(lora.remove)
-    pruned.has_base = not (saved and merge) and not is_full_model(file.parent)
+    pruned.merged, pruned.has_base = merged, not merged and not is_full_model(file.parent)
     pruned.name = _adapter_name(file)
+    if has_tokenizer(file.parent):
+        pruned.tokenizer_name = str(file.parent)
     return pruned
 
 

@@ -15,6 +15,7 @@ from kvprune.utils.files import write_atomically
 
 NAME = "default"  # peft's own name for the only adapter
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+RENAMING = "_weight_conversions"  # where transformers keeps how the names in a file differ
 
 
 def add(model: PreTrainedModel, rank: int, alpha: float) -> None:
@@ -39,7 +40,7 @@ def rank(model: PreTrainedModel) -> int | None:
     """Rank of the model's LoRA; None without one."""
     if not has_lora(model):
         return None
-    config: Any = model.peft_config[NAME]
+    config: Any = model.peft_config[_active(model)]
     return int(config.r)
 
 
@@ -53,14 +54,15 @@ def save(model: PreTrainedModel, folder: Path, state: dict[str, Tensor] | None =
     `state`: the model's gathered state dict, if its own parameters are shards.
     """
     # embeddings are never trained here; to check whether they grew, peft would query the hub
+    name = _active(model)
     adapter = _peft().get_peft_model_state_dict(
-        model, state_dict=state, adapter_name=NAME, save_embedding_layers=False
+        model, state_dict=state, adapter_name=name, save_embedding_layers=False
     )
     tensors = {
-        f"base_model.model.{name}": tensor.detach().cpu().contiguous()
-        for name, tensor in adapter.items()
+        f"base_model.model.{key}": tensor.detach().cpu().contiguous()
+        for key, tensor in adapter.items()
     }
-    config = model.peft_config[NAME]
+    config = model.peft_config[name]
     config.base_model_name_or_path = model.config.name_or_path or None
     folder.mkdir(parents=True, exist_ok=True)
     config.save_pretrained(str(folder))
@@ -73,7 +75,7 @@ def add_saved(model: PreTrainedModel, folder: Path) -> None:
     if has_lora(model):
         raise PruneError(f"{type(model).__name__} has LoRA already; merge or remove it first")
     before = [(p, p.requires_grad) for p in model.parameters()]
-    training = model.training
+    training, renaming = model.training, vars(model).get(RENAMING)
     try:
         model.load_adapter(str(folder), NAME)
     except (ValueError, RuntimeError, OSError) as error:
@@ -84,11 +86,16 @@ def add_saved(model: PreTrainedModel, folder: Path) -> None:
         for parameter, trainable in before:
             parameter.requires_grad_(trainable)
         model.train(training)
+        # load_adapter leaves that of LoRA's file, by which the model's own weights would be saved
+        # under names that no model reads
+        vars(model).pop(RENAMING, None)
+        if renaming is not None:
+            setattr(model, RENAMING, renaming)
 
 
 def fill(model: PreTrainedModel, folder: Path) -> None:
     """Copy the weights of the LoRA in the folder into the one that the model has."""
-    result = _peft().set_peft_model_state_dict(model, load_file(folder / WEIGHTS), NAME)
+    result = _peft().set_peft_model_state_dict(model, load_file(folder / WEIGHTS), _active(model))
     if result.unexpected_keys:
         raise PruneError(f"{folder / WEIGHTS} was saved for another model or another rank")
 
@@ -112,6 +119,17 @@ def remove(model: PreTrainedModel) -> None:
         setattr(model.get_submodule(parent), child, module.get_base_layer())
     vars(model).pop("peft_config", None)
     model._hf_peft_config_loaded = False
+
+
+def _active(model: PreTrainedModel) -> str:
+    """The name of the adapter in use, which a user may have chosen."""
+    name, *others = model.active_adapters()
+    if others:
+        raise PruneError(
+            f"the adapters {name}, {', '.join(others)} are active at once; an adapter of kvprune "
+            f"has one LoRA: select it with model.set_adapter({name!r})"
+        )
+    return str(name)
 
 
 def _wrapped(model: PreTrainedModel) -> list[tuple[str, Any]]:

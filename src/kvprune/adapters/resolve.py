@@ -6,29 +6,23 @@ smollm2-135m-dense      the base without pruning
 tiny                    the small dense model of the package
 a folder of training    its adapter on the model that it was trained on, or its full model
 another folder          a dense model
-owner/name              a dense model on the hub
+owner/name              on the hub: what training published, or a dense model
 """
 
 from __future__ import annotations
 
 import difflib
-import re
 from pathlib import Path
 from typing import NamedTuple
 
 from kvprune import tiny
-from kvprune.adapters import source
+from kvprune.adapters import hub, source
 from kvprune.adapters.bases import BASES, DENSE, find_base
 from kvprune.adapters.registry import entries, find_adapter
 from kvprune.adapters.saved_file import FILE, is_full_model, read_about
 from kvprune.errors import PruneError
 
 OWN = (tiny.NAME, *BASES)
-# causal language models that the hub knows without an owner
-HUB_WITHOUT_OWNER = (
-    "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt", "ctrl",
-    "xlnet-base-cased", "xlnet-large-cased", "transfo-xl-wt103",
-)  # fmt: skip
 
 
 class Location(NamedTuple):
@@ -41,9 +35,9 @@ class Location(NamedTuple):
 
 
 def resolve(name: str | Path, adapter: str | Path | None = None) -> Location:
-    """Where a model's weights, tokenizer and adapter are; nothing is downloaded.
+    """Where a model's weights, tokenizer and adapter are; `adapter`: instead of the name's own.
 
-    `adapter`: to use instead of the one that the name stands for.
+    Only what training published on the hub is downloaded.
     """
     if adapter is not None:
         return resolve_base(name)._replace(adapter=adapter)
@@ -54,9 +48,18 @@ def resolve(name: str | Path, adapter: str | Path | None = None) -> Location:
         return resolve_file(folder / FILE)
     if (own := own_name(name)) is not None:
         return Location(own, own)
-    if not folder.exists() and not _may_be_on_hub(str(name)):
-        raise _unknown(str(name))
+    if is_hub_name(name) and (file := _published(str(name))):
+        return resolve_file(file)
     return Location(str(name), str(name))
+
+
+def is_hub_name(name: str | Path) -> bool:
+    """Whether only the hub can have it; a name that stands for nothing is refused."""
+    if own_name(name) is not None or find_adapter(str(name)) or Path(name).exists():
+        return False
+    if not hub.may_hold(str(name)):
+        raise _unknown(str(name))
+    return True
 
 
 def resolve_base(name: str | Path) -> Location:
@@ -71,10 +74,14 @@ def resolve_file(file: Path) -> Location:
     """Where the parts of the model are that was saved with this file."""
     trained_on = read_about(file)["base"]["name"]
     folder = str(file.parent)
+    tokenizer = folder if has_tokenizer(file.parent) else trained_on
     if is_full_model(file.parent):
-        return Location(folder, folder, folder, trained_on)
-    has_tokenizer = (file.parent / "tokenizer_config.json").is_file()
-    return Location(trained_on, folder if has_tokenizer else trained_on, folder)
+        return Location(folder, tokenizer, folder, trained_on)
+    return Location(trained_on, tokenizer, folder)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / "tokenizer_config.json").is_file()
 
 
 def own_name(name: str | Path) -> str | None:
@@ -98,33 +105,42 @@ def adapter_file(path: str | Path) -> Path:
     local = Path(path)
     if local.is_dir():
         return local / FILE
-    if not local.exists() and re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-        try:
-            return Path(snapshot_download(str(path))) / FILE
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise PruneError(
-                f"{path} does not exist, neither as a folder nor on the hub: {reason}"
-            ) from error
+    if not local.exists() and hub.is_repository(str(path)):
+        if (file := _published(str(path))) is not None:
+            return file
+        raise PruneError(f"{path} cannot be attached: {_why_not_published(str(path))}")
     return local
 
 
-def _may_be_on_hub(name: str) -> bool:
-    if "/" in name or name in HUB_WITHOUT_OWNER:
-        return True
-    from huggingface_hub import try_to_load_from_cache
+def check_adapter(path: str | Path) -> None:
+    """Refuse what cannot be attached; of the hub's, what is neither there nor here."""
+    local = Path(path)
+    if find_adapter(str(path)):
+        return
+    if local.exists() or not hub.is_repository(str(path)):
+        read_about(local / FILE if local.is_dir() else local)
+    elif hub.find_file(str(path), FILE) is None:
+        raise PruneError(f"{path} cannot be attached: {_why_not_published(str(path))}")
 
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+
+def _published(name: str) -> Path | None:
+    """The saved file in a repository on the hub, with all files beside it; None without one."""
+    if not hub.is_repository(name) or hub.find_file(name, FILE) is None:
+        return None
+    return hub.fetch(name) / FILE
+
+
+def _why_not_published(name: str) -> str:
+    return hub.away() if hub.unreachable() else f"it is no folder, and has no {FILE} on the hub"
 
 
 def _unknown(name: str) -> PruneError:
     dense = [base + DENSE for base in BASES]
-    known = [*OWN, *dense, *(entry.name for entry in entries()), *HUB_WITHOUT_OWNER]
-    near = difflib.get_close_matches(name, known)
+    known = [*OWN, *dense, *(entry.name for entry in entries()), *hub.WITHOUT_OWNER]
+    near = difflib.get_close_matches(name.lower(), known)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
+    if "/" in name:
+        hint = "this folder does not exist; "
     return PruneError(
         f"cannot load the model {name!r}: {hint}pass a folder, a name on the hub as owner/name, "
         f"or a name that `kvprune models` lists"

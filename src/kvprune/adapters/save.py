@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,42 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
 
     `state`: the model's gathered state dict, if its own parameters are shards.
     """
+    if pruned.merged:
+        raise PruneError(
+            "LoRA was merged into the weights, which an adapter does not contain; write all of the "
+            "model with pruned.model.save_pretrained(folder), or load it with merge=False"
+        )
+    return _write(pruned, Path(path), state)
+
+
+def save_pretrained(pruned: Pruned, *args: Any, **kwargs: Any) -> None:
+    """As the model's own `save_pretrained`, so that `kvprune.load(folder)` gives the same model.
+
+    transformers writes LoRA alone if there is one, else all weights. A state dict without the
+    interaction weights leaves the rest to its caller, as our trainer does.
+    """
+    model = pruned.model
+    own = type(model).save_pretrained
+    given = inspect.signature(own).bind(model, *args, **kwargs).arguments
+    if given.get("push_to_hub"):
+        raise PruneError(
+            "save_pretrained(push_to_hub=True) would upload the model without its pruning; call "
+            "model.push_to_hub(name), which uploads both"
+        )
+    own(model, *args, **kwargs)
+    state = given.get("state_dict")
+    if given.get("is_main_process", True) and (state is None or _is_whole(pruned, state)):
+        # last, so that a folder with this file is complete
+        _write(pruned, Path(given["save_directory"]), state)
+
+
+def _is_whole(pruned: Pruned, state: dict[str, Tensor]) -> bool:
+    """Whether a state dict of the model holds the interaction weights, too."""
+    prefixes = [f"{layer.name}.interaction." for layer in pruned.layers if layer.interaction]
+    return all(any(name.startswith(prefix) for name in state) for prefix in prefixes)
+
+
+def _write(pruned: Pruned, folder: Path, state: dict[str, Tensor] | None) -> Path:
     tensors = interaction_tensors(pruned, state)
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
@@ -42,7 +79,6 @@ def save(pruned: Pruned, path: str | Path, state: dict[str, Tensor] | None = Non
     }
     # weights and configuration are one file, so that they cannot be separated
     data = to_bytes(tensors, metadata={"kvprune": json.dumps(about, sort_keys=True)})
-    folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     if lora.has_lora(pruned.model):
         lora.save(pruned.model, folder, state)

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from kvprune.errors import PruneError
 from kvprune.version import __version__
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 FILE = "kvprune.safetensors"
 FORMAT = 1
@@ -42,7 +44,8 @@ def _read(file: Path, with_tensors: bool) -> tuple[dict[str, Any], dict[str, Ten
     if not file.is_file():
         raise PruneError(f"{file} does not exist; pass the folder that Pruned.save was given")
     try:
-        with safe_open(file, framework="pt") as opened:
+        # the metadata alone without torch: a command checks a name before it imports it
+        with safe_open(file, framework="pt" if with_tensors else "numpy") as opened:
             metadata = opened.metadata() or {}
             names = list(opened.keys()) if with_tensors else []
             tensors = {name: opened.get_tensor(name) for name in names}

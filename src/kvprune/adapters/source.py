@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from kvprune.adapters import wheel
+from kvprune.adapters import hub, wheel
 from kvprune.adapters.bases import Base
 from kvprune.adapters.registry import Entry
 from kvprune.errors import PruneError
@@ -65,6 +65,9 @@ def _hub(base: Base, only_local: bool = False) -> Path | None:
     """The folder in the hub's own cache; None if it is missing and cannot be fetched."""
     from huggingface_hub import snapshot_download
 
+    if not only_local and (why := hub.unreachable()):
+        _print(f"{base.name}: not from the hub: {why}")
+        return None
     try:
         folder = Path(
             snapshot_download(base.hub, allow_patterns=list(FILES), local_files_only=only_local)

@@ -20,6 +20,7 @@ from transformers import (
     AttentionMaskInterface,
     PreTrainedConfig,
     PreTrainedModel,
+    PreTrainedTokenizerBase,
 )
 
 from kvprune.errors import PruneError
@@ -76,6 +77,10 @@ class Pruned:
         self.observer: Observer | None = None
         self._alpha = config.start_alpha
         self._hard: bool | None = None
+        self.merged = False  # whether LoRA was folded into the model's weights, for good
+        # where the tokenizer is loaded from, a folder or a name; None: as the model's own name
+        self.tokenizer_name: str | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self.left_alone = {site.name: site.left_alone for site in sites if site.left_alone}
         if self.left_alone:
             log.info("left alone: %s", self.left_alone)
@@ -105,6 +110,42 @@ class Pruned:
     def interactions(self) -> nn.ModuleList:
         """The learned parts, one per pruned layer: .query, .key, .beta."""
         return nn.ModuleList(layer.interaction for layer in self.layers if layer.interaction)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is; inputs go there."""
+        return self.model.device
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The model's tokenizer, loaded at first use; one that was set takes precedence."""
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
+        return self._tokenizer
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+
+    def _load_tokenizer(self) -> PreTrainedTokenizerBase:
+        from kvprune.adapters.pretrained import load_tokenizer
+
+        name = self.tokenizer_name or self.model.config.name_or_path
+        remedy = "set pruned.tokenizer = AutoTokenizer.from_pretrained(...)"
+        if not name:
+            raise PruneError(
+                f"this {type(self.model).__name__} has no name to load a tokenizer by; {remedy}"
+            )
+        try:
+            return load_tokenizer(name)
+        except PruneError as error:
+            raise PruneError(f"{error}; {remedy}") from error
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """As `model.generate`, with the same arguments: it reads and writes with a pruned cache."""
+        if not self._configs:
+            raise PruneError("pruning was detached; call model.generate, or attach again")
+        return self.model.generate(*args, **kwargs)  # type: ignore[operator]
 
     @property
     def rank(self) -> int:
@@ -244,10 +285,19 @@ class Pruned:
             self._hard = hard
 
     def save(self, path: str | Path) -> Path:
-        """Write the interaction weights and the configuration into the folder; returns the file."""
+        """Write an adapter into the folder: interaction weights, configuration, and LoRA if any.
+
+        Returns its file. While attached, `model.save_pretrained` writes the same, and without
+        LoRA the model's own weights too.
+        """
         from kvprune.adapters.save import save
 
         return save(self, path)
+
+    def _save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        from kvprune.adapters.save import save_pretrained
+
+        save_pretrained(self, *args, **kwargs)
 
     def on_detach(self, undo: Callable[[PreTrainedModel], None]) -> None:
         """Have `undo` called with the model when all else is off again."""

@@ -6,11 +6,10 @@ import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import nn
-from transformers.cache_utils import DynamicCache
 
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
-from kvprune.integration import host
+from kvprune.integration import caches, host
 from kvprune.integration.attention import HIDDEN, PASS
 from kvprune.integration.forward_pass import ForwardPass, Outcome
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
 
 # methods of the model that are ours while attached
-PREPARE, BATCH = "_prepare_cache_for_generation", "generate_batch"
+PREPARE, BATCH, SAVE = "_prepare_cache_for_generation", "generate_batch", "save_pretrained"
 
 
 class Hooks:
@@ -50,11 +49,12 @@ class Hooks:
             )
         setattr(model, PREPARE, self.prepare_cache)
         setattr(model, BATCH, self.refuse)
+        setattr(model, SAVE, self.save_pretrained)
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-        for name in (PREPARE, BATCH):
+        for name in (PREPARE, BATCH, SAVE):
             vars(self.pruned.model).pop(name, None)
 
     def begin(
@@ -66,9 +66,12 @@ class Hooks:
         names, takes_any = self.arguments[module]
         kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         _refuse_empty(kwargs)
-        cache = self.cache_for(kwargs)
+        cache = caches.of_call(self.pruned, kwargs)
         if cache is not None:
             kwargs["past_key_values"] = cache
+        elif takes_any or "use_cache" in names:
+            # or the model would make one of its own, which no later call could continue from
+            kwargs["use_cache"] = False
         self.latest = self.new_pass(cache)
         self.latest.begun_by = module
         if takes_any:
@@ -124,63 +127,19 @@ class Hooks:
                     f"unchanged"
                 )
 
-    def cache_for(self, kwargs: dict[str, Any]) -> PrunedCache | None:
-        """The cache of a call: the one it was given, or a new one if the model would make one."""
-        cache = kwargs.get("past_key_values")
-        if not self.pruned.drops:
-            if isinstance(cache, PrunedCache):
-                self.check_mode()
-            return None
-        if cache is not None:
-            return self.fitting(cache)
-        use_cache = kwargs.get("use_cache")
-        if use_cache is None:
-            use_cache = getattr(self.pruned.model.config.get_text_config(), "use_cache", False)
-        return PrunedCache(self.pruned) if use_cache and not self.pruned.model.training else None
-
     def prepare_cache(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> None:
         """In place of the model's own: an empty pruned cache, unless the user brought one."""
-        wanted = generation_config.cache_implementation
-        if wanted not in (None, "dynamic"):
-            raise PruneError(
-                f"cache_implementation={wanted!r} cannot be pruned; leave it out, or detach first"
-            )
-        cache = model_kwargs.get("past_key_values")
-        if cache is not None:
-            model_kwargs["past_key_values"] = self.fitting(cache)
-        elif generation_config.use_cache is not False:
-            self.check_mode()
-            cache = PrunedCache(self.pruned)
-            if generation_config.is_assistant:
-                cache.activate_past_recording()
-            model_kwargs["past_key_values"] = cache
-
-    def fitting(self, cache: Any) -> PrunedCache:
-        """The cache itself if it is ours, a new one for an empty dynamic one, else an error."""
-        if isinstance(cache, PrunedCache):
-            if cache.pruned_indices != [site.index for site in self.pruned.sites]:
-                raise PruneError("this PrunedCache was made for another model; make one for this")
-            cache.check_whole()
-            return cache
-        if type(cache) is DynamicCache and not cache.offloading and not cache.get_seq_length():
-            return PrunedCache(self.pruned)
-        raise PruneError(
-            f"a {type(cache).__name__} with {cache.get_seq_length()} tokens cannot be pruned; "
-            f"pass none, or kvprune.PrunedCache(pruned)"
-        )
-
-    def check_mode(self) -> None:
-        if not self.pruned.drops:
-            raise PruneError(
-                "a pruned cache drops tokens for good, but the gate is soft now; "
-                "call model.eval() and leave pruned.hard at None"
-            )
+        caches.of_generate(self.pruned, generation_config, model_kwargs)
 
     def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Continuous batching keeps a paged cache of its own and would ignore pruning."""
         raise PruneError("generate_batch cannot prune; call generate with a padded batch")
+
+    def save_pretrained(self, *args: Any, **kwargs: Any) -> None:
+        """In place of the model's own, which would leave out what pruning needs."""
+        self.pruned._save_pretrained(*args, **kwargs)
 
     def __getstate__(self) -> dict[str, Any]:
         # a copy of a model starts with no memory of a forward pass; graphs cannot be copied

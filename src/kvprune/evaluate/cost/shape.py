@@ -106,27 +106,22 @@ def load_config(name: str | Path) -> PreTrainedConfig:
     """A model's configuration by name; the four sizes of GPT-2 need no network."""
     from transformers import AutoConfig, GPT2Config
 
-    from kvprune.adapters.pretrained import readable
-    from kvprune.adapters.resolve import OWN, own_name, resolve_base
+    from kvprune.adapters.pretrained import cannot_load, readable
+    from kvprune.adapters.resolve import own_name, resolve_base
 
     config: PreTrainedConfig
     base = resolve_base(name).base
-    if own_name(base):
-        config = AutoConfig.from_pretrained(readable(base))
-        # stored in half precision to be small, run in float32
-        config.dtype = "float32"
-        return config
     if str(name) in GPT2_SIZES and not Path(name).exists():
         layers, heads, width = GPT2_SIZES[str(name)]
         return GPT2Config(n_layer=layers, n_head=heads, n_embd=width)
+    place = readable(base)
     try:
-        config = AutoConfig.from_pretrained(base)
+        config = AutoConfig.from_pretrained(place)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise PruneError(
-            f"cannot read the configuration of {str(name)!r}: {reason} (a folder with config.json, "
-            f"a name on the hub, {', '.join(OWN)}, or {', '.join(GPT2_SIZES)})"
-        ) from error
+        raise cannot_load("configuration", base, error) from error
+    if own_name(base):
+        # stored in half precision to be small, run in float32
+        config.dtype = "float32"
     return config
 
 
