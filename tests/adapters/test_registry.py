@@ -11,12 +11,14 @@ from torch.testing import assert_close
 from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
+import fake_hub
 import fake_registry
 import kvprune
 import zoo
 from kvprune import PruneError
-from kvprune.adapters import lora, registry, source
+from kvprune.adapters import lora, registry, source, wheel
 from kvprune.adapters.load import load_with_tokenizer
+from kvprune.adapters.local import copies
 from kvprune.adapters.packing import pack
 from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.resolve import resolve
@@ -167,15 +169,49 @@ def test_a_warning_about_other_base_weights_is_printed_once(adapters, tmp_path, 
 def test_kvprune_models(adapters, tmp_path):
     fake_registry.packed(tmp_path, "little-50", default=True)
     done = ran("models")
-    for part in ("little-50", "41.0%", "1.020 ×", "MB", "MIT", "little-dense", "smollm2-135m"):
-        assert part in done.stdout, part
+    rows = {cells[1]: cells[2:-1] for line in done.stdout.splitlines()
+            if len(cells := [cell.strip() for cell in line.split("│")]) > 3}  # fmt: skip
+    place = wheel.model_folder(fake_registry.LITTLE.wheel) / "model.safetensors"
+    size = f"{place.stat().st_size / 1e6:.1f} MB"
+    assert rows["little-dense"] == ["from the wheel", size, "0%", "1.000 ×"]
+    assert rows["little-50"] == ["in the package", "0.0 MB", "41%", "1.020 ×"]
+    assert rows["tiny"] == ["in the package", "11.8 MB", "0%", "1.000 ×"]
+    assert rows["smollm2-135m-dense"] == ["not yet", "", "0%", "1.000 ×"]
     assert "little alone means little-50" in done.stderr
+    assert "little-dense is nobody/little-instruct, MIT" in done.stderr
+    # a terminal of the usual width shows it whole
+    assert max(map(len, (done.stdout + done.stderr).splitlines())) <= 80
+
+
+def test_kvprune_models_as_json(adapters, tmp_path):
+    fake_registry.packed(tmp_path, "little-50", default=True)
     listed = json.loads(ran("models", "--json").stdout)
     (one,) = listed["adapters"]
     assert one["name"] == "little-50"
     assert one["sparsity"] == 0.41
     assert one["bytes"] > 1000
-    assert "little" in [base["name"] for base in listed["bases"]]
+    bases = {base["name"]: base for base in listed["bases"]}
+    assert set(bases) == {"little", "smollm2-135m", "tiny"}
+    place = wheel.model_folder(fake_registry.LITTLE.wheel)
+    weights = (place / "model.safetensors").stat().st_size
+    here = {"source": "wheel", "folder": str(place), "bytes": weights}
+    assert bases["little"]["here"] == [here]
+    assert bases["smollm2-135m"]["here"] == []
+    assert bases["tiny"]["here"][0]["source"] == "package"
+
+
+def test_kvprune_models_knows_copies_of_the_hub_and_half_ones(adapters, tmp_path, monkeypatch):
+    fake_registry.packed(tmp_path, "little-50", default=True)
+    fake_hub.away(monkeypatch, tmp_path)
+    place = wheel.model_folder(fake_registry.LITTLE.wheel)
+    fake_hub.keep(tmp_path, fake_registry.LITTLE.hub, place)
+    (place / "config.json").unlink()
+    assert [copy.source for copy in copies(fake_registry.LITTLE)] == ["hub"]
+    assert "from the hub" in ran("models").stdout
+    (tmp_path / "hub").rename(tmp_path / "gone")
+    done = ran("models")
+    assert re.search("little-50.*base: not yet", done.stdout)
+    assert "fetched at its first use, from the hub or as little-gguf 1.0 of PyPI" in done.stderr
 
 
 def test_kvprune_models_without_adapters(adapters):

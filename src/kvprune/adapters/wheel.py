@@ -15,7 +15,8 @@ from kvprune.adapters.bases import Wheel
 from kvprune.errors import PruneError
 from kvprune.utils.files import cache_folder, make_folder_once
 
-NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
+WEIGHTS = "model.safetensors"
+NEEDED = ("config.json", WEIGHTS, "tokenizer.json")
 PACKAGES = ("gguf", "accelerate")  # what transformers needs to read GGUF
 
 
