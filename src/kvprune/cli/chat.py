@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvprune.cli import generation
+from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
 
@@ -31,8 +32,8 @@ Ctrl-C stops an answer. A message that begins with a slash: put a space before i
 
 
 def chat(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    model: ModelName,
+    adapter: AdapterName = None,
     system: generation.System = "",
     max_new_tokens: Annotated[int, typer.Option(help="Maximum tokens per answer.", min=1)] = 512,
     temperature: generation.Temperature = 0.0,

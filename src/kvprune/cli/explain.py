@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvprune.cli.generation import Threshold
+from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.piped import piped_text
 from kvprune.errors import PruneError
 from kvprune.utils.quiet import quiet
@@ -20,12 +21,12 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: ModelName,
     text: Annotated[
         str | None,
         typer.Argument(help="Text to read; stdin, without its last newline, if - or omitted."),
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    adapter: AdapterName = None,
     write: Annotated[int, typer.Option(help="Tokens to generate after the text.", min=0)] = 0,
     sample: Annotated[bool, typer.Option(help="Sample tokens instead of greedy decoding.")] = False,
     seed: Annotated[int, typer.Option(help="Seed for sampling.")] = 0,

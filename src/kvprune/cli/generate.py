@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from kvprune.cli import generation
+from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.piped import piped_text
 from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
@@ -18,12 +19,12 @@ from kvprune.utils.checks import check_prompts
 
 
 def generate(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: ModelName,
     prompt: Annotated[
         str | None,
         typer.Argument(help="To continue; stdin, without its last newline, if - or omitted."),
     ] = None,
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    adapter: AdapterName = None,
     prompts: Annotated[
         Path | None,
         typer.Option(

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvprune.cli.names import OptionalModelName
 from kvprune.cli.options import options_of, with_options
 from kvprune.methods import METHODS
 from kvprune.text.config import DataConfig
@@ -47,9 +48,7 @@ PANEL = {name: panel for panel, names in PANELS.items() for name in names}
     *(options_of(config, ("alpha",), PANEL) for config in METHOD),
 )
 def train(
-    model: Annotated[
-        str | None, typer.Argument(help="A folder, or a name: hub or kvprune models.")
-    ] = None,
+    model: OptionalModelName = None,
     data: Annotated[
         list[str] | None,
         typer.Option(help="Text: files, folders, hub datasets; repeatable.", metavar="TEXT"),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvprune.cli.evaluate.common import print_written, table
+from kvprune.cli.names import ConfigName
 from kvprune.utils.amounts import operations, size
 from kvprune.utils.parse import numbers
 from kvprune.utils.quiet import quiet
@@ -18,9 +19,7 @@ if TYPE_CHECKING:
 
 
 def cost(
-    model: Annotated[
-        str, typer.Argument(help="Folder with config.json, hub name, tiny, or gpt2 to gpt2-xl.")
-    ],
+    model: ConfigName,
     sparsity: Annotated[
         str, typer.Option(help="Shares of the context that are dropped.")
     ] = "0,0.5,0.8",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvprune.cli.evaluate.common import table
+from kvprune.cli.names import AdapterName, ModelName, check_model
 from kvprune.utils.malloc import keep_memory
 from kvprune.utils.parse import numbers
 from kvprune.utils.quiet import quiet
@@ -20,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def perplexity(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: ModelName,
     data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    adapter: AdapterName = None,
     length: Annotated[
         int | None,
         typer.Option(help="Tokens per window.", show_default="the model's, at most 1024", min=2),
@@ -40,7 +41,11 @@ def perplexity(
     dense: Annotated[bool, typer.Option(help="Compare with the dense model.")] = True,
     dense_model: Annotated[
         str | None,
-        typer.Option(help="The dense model to compare with.", show_default="its base model"),
+        typer.Option(
+            help="The dense model to compare with.",
+            show_default="its base model",
+            callback=check_model,
+        ),
     ] = None,
     path: Annotated[str, typer.Option(help="full; or cached, as in generation.")] = "full",
     chunk: Annotated[int, typer.Option(help="Tokens read at once with --path cached.", min=1)] = 64,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvprune.cli.evaluate.common import print_written, table
+from kvprune.cli.names import ConfigName, check_adapter
 from kvprune.utils.amounts import size
 from kvprune.utils.parse import in_bytes, numbers
 from kvprune.utils.quiet import quiet
@@ -20,9 +21,13 @@ if TYPE_CHECKING:
 
 
 def throughput(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
+    model: ConfigName,
     adapter: Annotated[
-        str | None, typer.Option(help="Folder written by Pruned.save: also measure its decisions.")
+        str | None,
+        typer.Option(
+            help="Folder written by Pruned.save: also measure its decisions.",
+            callback=check_adapter,
+        ),
     ] = None,
     context: Annotated[
         str | None,

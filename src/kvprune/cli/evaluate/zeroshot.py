@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvprune.cli.evaluate.common import table
+from kvprune.cli.names import AdapterName, ModelName
 from kvprune.utils.malloc import keep_memory
 from kvprune.utils.quiet import quiet
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
 
 def zeroshot(
-    model: Annotated[str, typer.Argument(help="A folder, or a name: hub or kvprune models.")],
-    adapter: Annotated[str | None, typer.Option(help="A folder that Pruned.save wrote.")] = None,
+    model: ModelName,
+    adapter: AdapterName = None,
     tasks: Annotated[
         str, typer.Option(help="Any of these four.")
     ] = "winogrande,hellaswag,piqa,lambada",
