@@ -110,39 +110,48 @@ def about_article(trace: Trace, kinds: list[str], speeches: list[str], repeats: 
     assert trace.loss is not None
     assert trace.dense_loss is not None
     assert trace.open_loss is not None
-    cost = (trace.loss - trace.dense_loss)[1:].astype(float)
-    of_pruning = (trace.loss - trace.open_loss)[1:].astype(float)
+    costs = {
+        "dense": (trace.loss - trace.dense_loss)[1:].astype(float),
+        "open": (trace.loss - trace.open_loss)[1:].astype(float),
+    }
 
     def by(classes: list[Any]) -> dict[str, list[float]]:
-        """Tokens and cost of each class."""
+        """Tokens of each class, and what they cost against the dense model and the open gates."""
         own = np.array([str(name) for name in classes[1:]])
         return {
-            str(name): [int((own == name).sum()), float(cost[own == name].sum())]
+            str(name): [
+                int((own == name).sum()),
+                *(float(cost[own == name].sum()) for cost in costs.values()),
+            ]
             for name in np.unique(own)
         }
 
+    ten = [set(np.argsort(-cost, kind="stable")[:MOST].tolist()) for cost in costs.values()]
     return {
         "row": "article",
         "title": trace.text.strip().splitlines()[0][:80],
-        "tokens": len(cost),
+        "tokens": len(trace.ids) - 1,
         "sparsity": float(trace.sparsity[:, -1].mean()),
         "loss": float(np.nansum(trace.loss)),
         "dense_loss": float(np.nansum(trace.dense_loss)),
         "open_loss": float(np.nansum(trace.open_loss)),
-        "suffered": float(cost.clip(min=0).sum()),
-        # cumulative, the worst first; and of those that are predicted better, the best first
-        "worst": first(np.sort(cost)[::-1]),
-        "best": first(np.sort(cost)),
-        "worst_of_pruning": first(np.sort(of_pruning)[::-1]),
+        "cost": {name: about_cost(cost) for name, cost in costs.items()},
+        "same_ten": len(ten[0] & ten[1]),  # of the most missed by either measure
         "kinds": by(kinds),
         "speeches": by(speeches),
         "repeats": by([min(n, 2) for n in repeats]),
     }
 
 
-def first(costs: np.ndarray) -> list[float]:
-    """The sum of the first 1, 2, 3, 5, ... of them."""
-    return [float(costs[:count].sum()) for count in COUNTS]
+def about_cost(cost: np.ndarray) -> Row:
+    """Sums: of all tokens, of those that suffer, of the worst and of the best 1, 2, 3, 5, ..."""
+    order = np.sort(cost)
+    return {
+        "net": float(cost.sum()),
+        "suffered": float(cost.clip(min=0).sum()),
+        "worst": [float(order[::-1][:count].sum()) for count in COUNTS],
+        "best": [float(order[:count].sum()) for count in COUNTS],
+    }
 
 
 def about_misses(trace: Trace, pruned: Pruned, rng: np.random.Generator) -> list[Row]:

@@ -26,11 +26,11 @@ Share = Callable[[Sequence[Row]], tuple[float, float]]
 def line(rows: list[Row]) -> str:
     """Progress: the article measured last."""
     article = [row for row in rows if row["row"] == "article"][-1]
-    cost = article["loss"] - article["dense_loss"]
-    worst = article["worst"][COUNTS.index(10)]
+    costs = article["cost"].items()
+    nats = ", ".join(f"against {name} {found['net']:6.1f} nats" for name, found in costs)
     return (
         f"{article['text']:9} {article['article']:3}  {article['title'][:40]:40} "
-        f"{article['sparsity']:.1%} dropped, cost {cost:6.1f} nats, ten tokens {worst:5.1f}"
+        f"{article['sparsity']:.1%} dropped, cost {nats}"
     )
 
 
@@ -56,14 +56,15 @@ def cost(row: Row) -> float:
     return float(row["loss"] - row["dense_loss"])
 
 
-def explained(count: int, name: str = "worst", of: str = "net") -> Share:
-    """What the most missed tokens cost, of what all tokens cost: net, or those that suffer."""
+def explained(count: int, which: str = "worst", against: str = "open", of: str = "net") -> Share:
+    """What the most missed tokens cost, of what all cost: net, or only those that suffer.
+
+    against: the open gates (what forgetting costs), or the dense model (LoRA included).
+    """
 
     def share(rows: Sequence[Row]) -> tuple[float, float]:
-        article = rows[0]
-        reference = "open_loss" if name == "worst_of_pruning" else "dense_loss"
-        whole = article["loss"] - article[reference] if of == "net" else article["suffered"]
-        return article[name][COUNTS.index(count)], whole
+        found = rows[0]["cost"][against]
+        return found[which][COUNTS.index(count)], found[of]
 
     return share
 
@@ -91,35 +92,41 @@ def among_misses(column: str, *values: object) -> Share:
 
 
 def among_all(column: str, values: Sequence[str], place: int) -> Share:
-    """The same of all tokens (place 0), or of all that they cost (place 1)."""
+    """The same of all tokens (place 0), or of what they cost (1: against dense, 2: open gates)."""
 
     def share(rows: Sequence[Row]) -> tuple[float, float]:
         counts = rows[0][column]
         part = sum(counts[value][place] for value in values if value in counts)
-        return part, sum(both[place] for both in counts.values())
+        return part, sum(own[place] for own in counts.values())
 
     return share
 
 
 def show(rows: list[Row]) -> None:
     articles = by_article(rows)
-    shares: dict[str, Share] = {}
-    for count in (1, 5, 10, 20, 50):
-        shares[f"{count} most missed, of the net cost"] = explained(count)
-        shares[f"{count} most missed, of what suffers"] = explained(count, of="suffered")
-    shares["10 that gain most, of the net cost"] = explained(10, "best")
-    shares["10 most missed by the open gates, of that net cost"] = explained(10, "worst_of_pruning")
+    lines = []
+    for against in ("open", "dense"):
+        shares: dict[str, Share] = {}
+        for count in (1, 5, 10, 20, 50):
+            shares[f"{count} most missed, of the net cost"] = explained(count, against=against)
+            shares[f"{count} most missed, of what suffers"] = explained(
+                count, against=against, of="suffered"
+            )
+        shares["10 that gain most, of the net cost"] = explained(10, "best", against)
+        lines += [[f"against {against}: {name}", *cells(interval(articles, share))]
+                  for name, share in shares.items()]  # fmt: skip
     for name, label in RETURNS.items():
-        shares[f"recovered by {label}"] = recovered(name)
-    lines = [[name, *cells(interval(articles, share))] for name, share in shares.items()]
+        lines.append([f"recovered by {label}", *cells(interval(articles, recovered(name)))])
     for text in dict.fromkeys(row["text"] for row in rows):
         own = [group for group in articles if group[0]["text"] == text]
-        nats = [cost(group[0]) for group in own]
         lines.append([f"10 most missed, {text}", *cells(interval(own, explained(10)))])
-        lines.append([f"net cost in nats, {text}", f"{np.mean(nats):.1f} on average",
-                      f"{min(nats):.1f} to {max(nats):.1f} by article"])  # fmt: skip
+        for against in ("open", "dense"):
+            nats = [group[0]["cost"][against]["net"] for group in own]
+            spread = f"{min(nats):.1f} to {max(nats):.1f} by article"
+            lines.append([f"nats, {text}, against {against}", f"mean {np.mean(nats):.1f}", spread])
     table(["share", "%", "95 % interval"], lines)
-    print()
+    same = np.mean([group[0]["same_ten"] for group in articles])
+    print(f"\n{same:.1f} of the ten most missed are the same by both measures\n")
     show_classes(rows)
     print()
     show_returns(rows)
@@ -136,7 +143,7 @@ def show_classes(rows: Sequence[Row]) -> None:
                 f"{column}: {value}",
                 *cells(interval(articles, among_misses(column, *own))),
                 *cells(interval(articles, among_all(name, [value], 0))),
-                *cells(interval(articles, among_all(name, [value], 1))),
+                *cells(interval(articles, among_all(name, [value], 2))),
             ])  # fmt: skip
     table(["class", "of misses", "", "of tokens", "", "of the cost", ""], lines)
 
@@ -180,7 +187,9 @@ def draw(rows: list[Row], docs: Path) -> None:
         left.fill_between(COUNTS, found[:, 1], found[:, 2], alpha=0.15,
                           color=drawing.COLOURS[number], linewidth=0)  # fmt: skip
     drawing.level(left, 0.0)
-    left.set(xscale="log", xlabel="tokens per article of 1,000", ylabel="of the net cost, %")
+    left.set(
+        xscale="log", xlabel="tokens per article of 1,000", ylabel="of what forgetting costs, %"
+    )
     left.set_xticks(COUNTS[::2], [str(count) for count in COUNTS[::2]])
     left.minorticks_off()
     drawing.legend(left)

@@ -60,16 +60,20 @@ def test_the_study_from_texts_to_rows_and_figure(folder, monkeypatch, capsys):
     text = (folder / "articles.txt").read_text().split("\n\n\n")[1].strip()
     trace = Trace.from_ids(pruned, tok, tok(text).input_ids[:60]).with_misses(10)
     article, *missed = articles[0]
-    cost = (trace.loss - trace.dense_loss)[1:].astype(float)
-    assert article["loss"] - article["dense_loss"] == pytest.approx(cost.sum(), abs=1e-3)
-    assert article["worst"][misses_report.COUNTS.index(3)] == pytest.approx(
-        sum(sorted(cost, reverse=True)[:3]), abs=1e-3
-    )
-    assert article["best"][0] == pytest.approx(min(cost), abs=1e-3)
-    for classes in ("kinds", "speeches", "repeats"):
-        counts = article[classes].values()
-        assert sum(count for count, _ in counts) == 59
-        assert sum(part for _, part in counts) == pytest.approx(cost.sum(), abs=1e-3)
+    for place, name in enumerate(("dense", "open"), 1):
+        cost = (trace.loss - getattr(trace, f"{name}_loss"))[1:].astype(float)
+        found = article["cost"][name]
+        assert article["loss"] - article[f"{name}_loss"] == pytest.approx(cost.sum(), abs=1e-3)
+        assert found["net"] == pytest.approx(cost.sum(), abs=1e-3)
+        assert found["suffered"] == pytest.approx(sum(cost[cost > 0]), abs=1e-3)
+        assert found["worst"][misses_report.COUNTS.index(3)] == pytest.approx(
+            sum(sorted(cost, reverse=True)[:3]), abs=1e-3
+        )
+        assert found["best"][0] == pytest.approx(min(cost), abs=1e-3)
+        for classes in ("kinds", "speeches", "repeats"):
+            counts = article[classes].values()
+            assert sum(own[0] for own in counts) == 59
+            assert sum(own[place] for own in counts) == pytest.approx(cost.sum(), abs=1e-3)
     assert [row["token"] for row in missed] == [miss.token for miss in trace.misses]
     for row in missed:
         for name in ("one_layer", "all_layers", "random"):
@@ -102,8 +106,11 @@ def test_shares_and_intervals_against_loops():
             for a, kind, n in zip(rng.random(3), ["word", "number", "word"], [0, 2, 5], strict=True)
         ]  # fmt: skip
         article = {
-            "loss": 30.0 + number, "dense_loss": 20.0, "open_loss": 21.0, "suffered": 15.0,
-            "worst": list(range(9)), "kinds": {"word": [7, 3.0], "number": [1 + number, -1.0]},
+            "cost": {
+                "open": {"net": 10.0 + number, "suffered": 15.0, "worst": list(range(9))},
+                "dense": {"net": 12.0, "suffered": 15.0, "worst": list(range(9))},
+            },
+            "kinds": {"word": [7, 3.0, 0.0], "number": [1 + number, -1.0, 1.0]},
         }  # fmt: skip
         articles.append([article, *missed])
 
@@ -113,6 +120,7 @@ def test_shares_and_intervals_against_loops():
     costs = sum(10.0 + number for number in range(6))
     assert interval(misses_report.explained(10))[0] == pytest.approx(6 * 4 / costs)
     assert interval(misses_report.explained(10, of="suffered"))[0] == pytest.approx(4 / 15)
+    assert interval(misses_report.explained(10, against="dense"))[0] == pytest.approx(4 / 12)
     gain = sum(row["loss"] - row["three"]["loss"] for a in articles for row in a[1:]
                if "three" in row)  # fmt: skip
     cost = sum(row["loss"] - 1.0 for a in articles for row in a[1:])

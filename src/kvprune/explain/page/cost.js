@@ -40,26 +40,30 @@ function costSummary(record) {
 
 // bars over the text: what pruning added, by position
 function drawCostChart(host, record) {
-  const width = host.clientWidth, height = 84, middle = 52;
+  const width = host.clientWidth, height = 96, middle = 52;
   if (!width) return;
   const canvas = make("canvas", { class: "cost-bars", role: "img", "aria-label": "What pruning added to the loss of each token, by position" });
   const context = fitted(canvas, width, height);
   const { warm, accent, line, quiet } = colours();
-  let most = 1;
-  for (let i = 1; i < T; i++) most = Math.max(most, record.loss[i] - record.dense_loss[i]);
-  const x = (i) => (width * i) / T, scale = (middle - 4) / most;
+  let most = 1, least = -1;
+  for (let i = 1; i < T; i++) {
+    const value = record.loss[i] - record.dense_loss[i];
+    [most, least] = [Math.max(most, value || 0), Math.min(least, value || 0)];
+  }
+  const x = (i) => (width * i) / T, scale = Math.min((middle - 4) / most, (height - middle - 2) / -least);
   context.strokeStyle = line;
   context.strokeRect(0, middle + 0.5, width, 0);
   for (let i = 1; i < T; i++) {
     const value = record.loss[i] - record.dense_loss[i];
     if (Number.isNaN(value)) continue;
     context.fillStyle = value > 0 ? warm : accent;
-    const tall = Math.min(Math.abs(value) * scale, value > 0 ? middle : height - middle);
+    const tall = Math.abs(value) * scale;
     context.fillRect(x(i), value > 0 ? middle - tall : middle, Math.max(1, width / T - 0.5), tall);
   }
   context.fillStyle = quiet;
   context.font = "11px system-ui, sans-serif";
-  context.fillText(`+${most.toFixed(1)}`, 2, 11);
+  context.fillText(`up to +${most.toFixed(1)}`, 2, 11);
+  context.fillText(`down to ${decimal(least, 1)}`, 2, height - 2);
   host.replaceChildren(canvas, make("span", { class: "cost-cursor" }));
   const at = (event) => Math.max(0, Math.min(T - 1, Math.floor((event.offsetX / width) * T)));
   canvas.addEventListener("click", (event) => select(at(event)));
@@ -78,8 +82,9 @@ function drawMisses() {
   const record = current(), list = byId("misses");
   list.replaceChildren(...record.misses.map((miss, place) => {
     const button = make("button", { type: "button", class: "miss", "aria-pressed": place === view.miss },
-      make("span", { class: "name", dir: "auto" }, inWord(miss.token)), make("span", { class: "quiet" }, `${miss.returns ? "" : "not tried · "}token ${miss.token}`),
-      make("span", { class: "value" }, `${decimal(miss.dense_loss)} → ${decimal(miss.loss)}`));
+      make("span", { class: "name", dir: "auto" }, inWord(miss.token)),
+      make("span", { class: "value" }, `${decimal(miss.dense_loss)} → ${decimal(miss.loss)}`),
+      make("span", { class: "quiet" }, `token ${miss.token}${miss.returns ? "" : ", not tried"}`));
     button.addEventListener("click", () => (view.miss === place ? change({ miss: -1, back: -1 }) : showMiss(view.side, place)));
     return make("li", {}, button);
   }));
