@@ -62,14 +62,14 @@ def test_the_study_from_texts_to_rows_and_figure(folder, monkeypatch, capsys):
     article, *missed = articles[0]
     for place, name in enumerate(("dense", "open"), 1):
         cost = (trace.loss - getattr(trace, f"{name}_loss"))[1:].astype(float)
-        found = article["cost"][name]
+        measured = article["cost"][name]
         assert article["loss"] - article[f"{name}_loss"] == pytest.approx(cost.sum(), abs=1e-3)
-        assert found["net"] == pytest.approx(cost.sum(), abs=1e-3)
-        assert found["suffered"] == pytest.approx(sum(cost[cost > 0]), abs=1e-3)
-        assert found["worst"][misses_report.COUNTS.index(3)] == pytest.approx(
+        assert measured["net"] == pytest.approx(cost.sum(), abs=1e-3)
+        assert measured["suffered"] == pytest.approx(sum(cost[cost > 0]), abs=1e-3)
+        assert measured["worst"][misses_report.COUNTS.index(3)] == pytest.approx(
             sum(sorted(cost, reverse=True)[:3]), abs=1e-3
         )
-        assert found["best"][0] == pytest.approx(min(cost), abs=1e-3)
+        assert measured["best"][0] == pytest.approx(min(cost), abs=1e-3)
         for classes in ("kinds", "speeches", "repeats"):
             counts = article[classes].values()
             assert sum(own[0] for own in counts) == 59
