@@ -90,6 +90,21 @@ def test_hover_and_selection_name_dropper_and_dropped(visit):
     assert tokens_with(tab, "selected") == []
 
 
+def test_arcs_of_all_layers_are_those_of_one_token(visit):
+    """Without a choice: of the token that has dropped most."""
+    trace = traces.random_trace(3, 80, seed=3)
+    tab = visit(trace)
+    counts = np.bincount(trace.drop_step[trace.drop_step < NEVER], minlength=80)
+    assert f"(token {counts.argmax()}, which dropped most)" in tab.inner_text("#arcs-note")
+    set_time(tab, 30)
+    assert f"(token {counts[:31].argmax()}, which dropped most)" in tab.inner_text("#arcs-note")
+    token(tab, 12).click()
+    settle(tab)
+    assert "(token 12)" in tab.inner_text("#arcs-note")
+    choose_layer(tab, 1)
+    assert tab.inner_text("#arcs-note").startswith("an arc from each dropper")
+
+
 def checked(tab):
     return tab.get_attribute('#layers [aria-checked="true"]', "aria-label")
 

@@ -52,6 +52,18 @@ def test_strip_shows_the_losses(visit, trace):
         const r = t.getBoundingClientRect(); return [r.x, r.width] })""")
 
 
+def test_one_token_has_one_loss(visit, trace):
+    """The strip is rounded more than the list of the worst tokens."""
+    loss = trace.loss.copy()
+    loss[40] = 5.0174
+    worst = trace.misses[0]._replace(loss=5.0174)
+    tab = visit(dataclasses.replace(trace, loss=loss, misses=(worst, *trace.misses[1:])))
+    assert tab.inner_text(".miss .value").endswith("→ 5.02")
+    token(tab, 40).click()
+    settle(tab)
+    assert "loss 5.02, dense 2.00 (+3.02)" in tab.inner_text(".loss")
+
+
 def test_mean_losses_and_the_loss_of_a_token(visit, trace):
     tab = visit(trace)
     summary = tab.inner_text("#cost-summary")

@@ -128,6 +128,30 @@ def test_phone_sheet_can_be_closed(visit):
     assert not tab.is_visible("#detail")
 
 
+def test_phone_sheet_does_not_cover_its_token(visit):
+    tab = visit(page_traces.costly_trace(T=400), **PHONE)
+    # one at the lower edge of the screen, where the sheet will be
+    tab.evaluate("""() => { const box = document.querySelectorAll("#text .t")[100]
+        .getBoundingClientRect(); scrollBy(0, box.bottom - innerHeight + 20) }""")
+    token(tab, 100).tap()
+    settle(tab)
+    box = tab.locator("#text .t.selected").bounding_box()
+    bar, sheet = tab.locator("#bar").bounding_box(), tab.locator("#detail").bounding_box()
+    assert bar["y"] + bar["height"] <= box["y"]
+    assert box["y"] + box["height"] <= sheet["y"]
+
+
+@pytest.mark.parametrize("width", [390, 320])
+def test_phone_shows_three_masks_in_a_row(visit, width):
+    tab = visit(traces.random_trace(6, 80), viewport={"width": width, "height": 844})
+    boxes = [button.bounding_box() for button in tab.locator("#masks button").all()]
+    assert len({box["y"] for box in boxes}) == 2
+    assert max(box["x"] + box["width"] for box in boxes) <= width - 16
+    canvas = tab.locator("#masks canvas").first.bounding_box()
+    assert canvas["width"] == pytest.approx(canvas["height"], abs=1)
+    assert canvas["width"] > 60
+
+
 @pytest.mark.parametrize("look", ["light", "dark", "phone"])
 def test_appearance(visit, look):
     options = {"color_scheme": "dark" if look == "dark" else "light"}

@@ -6,7 +6,11 @@ function drawArcs() {
   const width = canvas.parentElement.clientWidth;
   const layer = view.layer, all = layer === ALL, { drop } = current();
   // the arcs of all layers at once would be unreadable: draw only those of one token
-  const i = subject() >= 0 || !all ? subject() : view.t;
+  const free = all && subject() < 0;
+  const i = !free ? subject() : view.playing ? view.t : current().busiest(view.t);
+  byId("arcs-note").textContent = all
+    ? `an arc from ${shown(i)} (token ${i}${free && !view.playing ? ", which dropped most" : ""}) to each token it dropped; choose a layer for all arcs`
+    : "an arc from each dropper to the tokens it dropped";
   const x = (n) => ARC_PAD + ((width - 2 * ARC_PAD) * (n + 0.5)) / T;
   // the arcs that are drawn decide the height
   const spans = all
@@ -169,7 +173,7 @@ function drawStatistics() {
   top.replaceChildren(make("p", { class: "quiet" }, rows.length ? "Most frequent: " : "Nothing was dropped."));
   for (const { token, share } of rows) {
     const seen = token === "" ? "part of a character" : token.trim() === "" ? token.replace(/\n/g, "↵").replace(/ /g, "␣") : token.trim();
-    top.firstChild.append(make("code", {}, seen), ` ${percent(share)}  `);
+    top.firstChild.append(make("span", { class: "one-line" }, make("code", {}, seen), ` ${percent(share)}`), " ");
   }
   bars(byId("speech-chart"), keptByPart(current(), view.layer), 1);
   const lives = lifetimes(current(), view.layer);
@@ -190,5 +194,5 @@ function lifeRule() {
 listeners.push((changed) => {
   if (changed("layer") || changed("side")) { drawSparsity(); drawStatistics(); }
   if (["layer", "t", "side"].some(changed)) moveCursors();
-  if (["layer", "t", "subject", "side"].some(changed)) drawArcs();
+  if (["layer", "t", "subject", "side", "playing"].some(changed)) drawArcs();
 });

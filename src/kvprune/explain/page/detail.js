@@ -70,10 +70,11 @@ function keepersLine(record, i) {
 
 function lossLine(record, i) {
   if (!record.loss || Number.isNaN(record.loss[i])) return [];
-  const loss = record.loss[i], dense = record.dense_loss?.[i];
+  const place = record.misses.findIndex(({ token }) => token === i);
+  // the strip is rounded more than the list of the worst: one token, one number
+  const loss = record.misses[place]?.loss ?? record.loss[i], dense = record.misses[place]?.dense_loss ?? record.dense_loss?.[i];
   const cost = dense === undefined ? "" : `, dense ${decimal(dense)} (${decimal(loss - dense, 2, true)})`;
   const line = make("p", { class: "loss" }, `Its own prediction: loss ${decimal(loss)}${cost}.`);
-  const place = record.misses.findIndex(({ token }) => token === i);
   if (place >= 0) {
     const button = make("button", { type: "button", class: "to-miss" }, "what it lacked");
     button.addEventListener("click", () => showMiss(RECORDS.indexOf(record), place));

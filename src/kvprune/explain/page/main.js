@@ -37,8 +37,8 @@ function drawLayers() {
   }
   layerButtons[ALL].fill.style.height = `${100 * all}%`;
   const held = view.layer === ALL ? all * (view.t + 1) : current().kept[view.layer][view.t];
-  const count = view.layer === ALL ? `${held.toFixed(1)} on average` : `${held}`;
-  byId("layer-note").textContent = `${layerName(view.layer)} ${view.layer === ALL ? "hold" : "holds"} ${count} of ${view.t + 1} tokens`;
+  const holds = view.layer === ALL ? `hold ${held.toFixed(1)}` : `holds ${held}`;
+  byId("layer-note").textContent = `${layerName(view.layer)} ${holds} of ${view.t + 1} tokens${view.layer === ALL ? " on average" : ""}`;
 }
 
 function drawTime() {

@@ -32,6 +32,16 @@ class Record {
     this.misses = about.misses || [];
   }
 
+  // the token up to t that dropped most, over all layers
+  busiest(t) {
+    let best = 0, most = 0;
+    for (let i = 1; i <= t; i++) {
+      const count = this.events.reduce((sum, { from }) => sum + from[i + 1] - from[i], 0);
+      if (count > most) [best, most] = [i, count];
+    }
+    return best;
+  }
+
   // the tokens that token i dropped
   droppedBy(layer, i) {
     const { from, dropped } = this.events[layer];

@@ -141,9 +141,10 @@ function reveal(i) {
   if (inside && (top < host.scrollTop || top > host.scrollTop + host.clientHeight - 30)) {
     host.scrollTop = wholeLines(host, top - host.clientHeight / 3);
   }
-  const box = spans[i].getBoundingClientRect();
-  const below = byId("bar").getBoundingClientRect().bottom, above = window.innerHeight * (narrow() ? 0.55 : 0.96);
-  if (box.top < below || box.bottom > above) spans[i].scrollIntoView({ block: "center" });
+  // between the bar and, on a phone, the sheet of the token
+  const { top: above, bottom: below } = spans[i].getBoundingClientRect();
+  const from = byId("bar").getBoundingClientRect().bottom, to = window.innerHeight * (narrow() ? 0.6 : 0.96);
+  if (above < from || below > to) window.scrollBy(0, (above + below - from - to) / 2);
 }
 
 function narrow() {
@@ -178,7 +179,10 @@ function listenText(pane) {
     const span = event.target.closest?.(".t");
     return span && span.dataset.i !== undefined ? Number(span.dataset.i) : -1;
   };
-  const toggle = (i) => change({ selected: view.selected === i ? -1 : i, side, miss: -1, back: -1 });
+  const toggle = (i) => {
+    change({ selected: view.selected === i ? -1 : i, side, miss: -1, back: -1 });
+    if (narrow() && view.selected === i) reveal(i);
+  };
   host.addEventListener("pointerover", (event) => {
     const i = tokenOf(event);
     if (i >= 0 && event.pointerType !== "touch") change({ focus: i });
