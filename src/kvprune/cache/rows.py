@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import Cache, DynamicLayer, DynamicSlidingWindowLayer
 
 from kvprune.cache.extents import ExtentTable, tight
 from kvprune.cache.layer import PrunedLayer
@@ -101,6 +101,21 @@ def leave(cache: PrunedCache, rows: Sequence[int]) -> None:
             store.seen = int(cache.tokens.max()) if len(stay) else 0
 
 
+def take_dense_snapshot(
+    cache: Cache, fingerprint: Mapping[str, Any], notes: Mapping[str, Any]
+) -> Snapshot:
+    """All that the cache of a dense model holds of its only row."""
+    states = tuple(_other_state(layer, 0, 0) for layer in _others(cache))
+    return Snapshot(cache.get_seq_length(), (), states, fingerprint, notes)
+
+
+def fill_dense(cache: Cache, snapshot: Snapshot, rows: int, device: torch.device) -> None:
+    """Give the empty cache of a dense model rows that are all as the snapshot was."""
+    for layer, state in zip(_others(cache), snapshot.others, strict=True):
+        own = {name: column.to(device) for name, column in state.items()}
+        _add_rows(layer, [own] * rows, snapshot.tokens)
+
+
 def _pruned_state(store: PrunedLayer, row: int, tokens: int) -> State:
     assert store.table is not None
     state = {name: column.clone() for name, column in store.table.row(row).items()}
@@ -117,7 +132,7 @@ def _no_heads(state: State, dtype: str) -> tuple[Tensor, Tensor]:
     return key, value
 
 
-def _others(cache: PrunedCache) -> list[DynamicLayer]:
+def _others(cache: Cache) -> list[DynamicLayer]:
     """The layers that are not pruned; all must be plain attention."""
     for layer in cache.layers:
         if not isinstance(layer, DynamicLayer) and type(layer) is not PrunedLayer:

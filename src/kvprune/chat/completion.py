@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
+from kvprune.chat import saved
+from kvprune.chat.caches import Caches
 from kvprune.chat.template import Template, end_tokens
 from kvprune.errors import PruneError
 from kvprune.integration.host import max_positions
@@ -20,7 +23,9 @@ from kvprune.utils.checks import check_prompts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers.cache_utils import Cache
 
+    from kvprune.cache.snapshot import Snapshot
     from kvprune.integration.handle import Pruned
 
 
@@ -48,22 +53,35 @@ def complete(
     *,
     as_chat: bool = False,
     system: str = "",
+    prefix: str | Path | None = None,
+    kv: str | None = None,
+    budget: int | str | None = None,
     **options: Any,
 ) -> Completion:
     """Continue the prompts as one batch; `on_text` streams the text of a single one.
 
     `as_chat`: each prompt is the message of a user, and the answer is generated; `system` is the
-    system message. A dense model uses the cache of transformers.
+    system message. `prefix`: a file that `save_prefix` wrote, after which every prompt comes. `kv`
+    and `budget` are those of `PrunedCache`; a dense model uses the cache of transformers.
     """
     check_prompts(prompts)
     host, pruned = unwrap(model)
+    caches = Caches(host, pruned, kv=kv, budget=budget)
+    if prefix is not None and (as_chat or system):
+        raise PruneError(
+            "a prefix is followed by plain text, not by the messages of a chat; leave out --chat, "
+            "--system and --template, or go on with a conversation: kvprune chat --resume"
+        )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     written = _as_chat(tokenizer, prompts, system) if as_chat or system else prompts
     inputs = tokenizer(
         written, return_tensors="pt", padding=True, padding_side="left",
-        add_special_tokens=written is prompts,
+        add_special_tokens=written is prompts and prefix is None,
     )  # fmt: skip
+    cache: Cache | None = None if pruned is None else caches.new()
+    if prefix is not None:
+        cache = _put_before(inputs, prefix, caches)
     length = inputs["input_ids"].shape[1]
     limit = max_positions(host)
     if limit is not None and length + max_new_tokens > limit:
@@ -76,7 +94,7 @@ def complete(
     start = time.perf_counter()
     out: Any = host.generate(  # type: ignore[operator]
         input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"],
-        past_key_values=None if pruned is None else PrunedCache(pruned, record=True),
+        past_key_values=cache,
         max_new_tokens=max_new_tokens, streamer=streamer, return_dict_in_generate=True,
         pad_token_id=tokenizer.pad_token_id, eos_token_id=sorted(ends) or None, **options,
     )  # fmt: skip
@@ -97,6 +115,52 @@ def complete(
         cache_bytes=nbytes(cache),
         dense_bytes=cache.dense_nbytes if isinstance(cache, PrunedCache) else nbytes(cache),
     )
+
+
+@torch.no_grad()
+def save_prefix(
+    model: PreTrainedModel | Pruned,
+    tokenizer: PreTrainedTokenizerBase,
+    text: str,
+    file: str | Path,
+    *,
+    prefix: str | Path | None = None,
+    kv: str | None = None,
+    budget: int | str | None = None,
+) -> Snapshot:
+    """Read a text, after another prefix if there is one, and save what the cache holds of it."""
+    check_prompts([text])
+    host, pruned = unwrap(model)
+    caches = Caches(host, pruned, kv=kv, budget=budget)
+    inputs = tokenizer(text, return_tensors="pt", add_special_tokens=prefix is None)
+    cache = caches.new() if prefix is None else _put_before(inputs, prefix, caches)
+    ids, seen = inputs["input_ids"], cache.get_seq_length()
+    limit = max_positions(host)
+    if limit is not None and ids.shape[1] > limit:
+        raise PruneError(
+            f"the prefix has {ids.shape[1]} tokens, but the model has {limit} positions; shorten it"
+        )
+    # the body alone: nobody asks for the logits of a prefix
+    host.base_model(input_ids=ids[:, seen:].to(host.device), past_key_values=cache, use_cache=True)
+    snapshot = caches.snapshot(cache, {"kind": "prefix", "tokens": ids[0].tolist()})
+    snapshot.save(file)
+    return snapshot
+
+
+def _put_before(inputs: Any, prefix: str | Path, caches: Caches) -> Cache:
+    """Let the inputs begin with a prefix; returns the cache that has read it, once per row."""
+    snapshot = saved.load(prefix, "prefix")
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    cache = caches.restore(snapshot, rows=len(ids))
+    if not bool(mask.all()) and any(cache.is_sliding):
+        raise PruneError(
+            "prompts of several lengths cannot follow a prefix here: the model has sliding "
+            "windows, in which their pads would count; run them one by one"
+        )
+    tokens = torch.tensor(snapshot.notes["tokens"]).expand(len(ids), -1)
+    inputs["input_ids"] = torch.cat([tokens, ids], 1)
+    inputs["attention_mask"] = torch.cat([torch.ones_like(tokens), mask], 1)
+    return cache
 
 
 def _as_chat(tokenizer: PreTrainedTokenizerBase, prompts: list[str], system: str) -> list[str]:

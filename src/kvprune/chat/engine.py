@@ -7,18 +7,21 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from kvprune.cache.nbytes import nbytes
 from kvprune.cache.pruned_cache import PrunedCache
+from kvprune.chat import saved
+from kvprune.chat.caches import Caches
 from kvprune.chat.sampling import Sampler
 from kvprune.chat.template import Message, Template, end_tokens
-from kvprune.errors import PruneError
+from kvprune.errors import BudgetError, PruneError
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
 from kvprune.integration.unwrap import unwrap
@@ -54,6 +57,8 @@ class Chat:
 
     Only the new part of each turn is read. If a template writes earlier turns differently than they
     were read (some omit earlier thinking), `tell` gets a message and the cache is rebuilt.
+    `kv` and `budget` are those of `PrunedCache`. What a budget refuses ends the answer, or, if not
+    even the message fits, is as if it had not been said.
     """
 
     def __init__(
@@ -67,6 +72,8 @@ class Chat:
         top_p: float = 1.0,
         seed: int = 0,
         tell: Callable[[str], None] = log.warning,
+        kv: str | None = None,
+        budget: int | str | None = None,
     ):
         self.model, self.pruned = unwrap(model)
         if self.model.training:
@@ -76,7 +83,8 @@ class Chat:
         self.template = Template(tokenizer)
         self.system, self.max_new_tokens, self.tell = system, max_new_tokens, tell
         self.positions = max_positions(self.model)
-        self._sample = Sampler(temperature, top_p, seed, self.model.device)
+        self._caches = Caches(self.model, self.pruned, kv=kv, budget=budget)
+        self.sampler = Sampler(temperature, top_p, seed, self.model.device)
         self._ends = end_tokens(self.model, tokenizer)
         self._last_only = (
             {"logits_to_keep": 1}
@@ -94,6 +102,37 @@ class Chat:
         self._cache: Cache | None = None
         self._last: dict[str, Any] = {}
 
+    def save(self, path: str | Path) -> Path:
+        """Write the conversation, its settings and what the cache holds of it to one file."""
+        self._refuse_while_answering()
+        if not self.messages:
+            raise PruneError("there is no conversation to save yet; say something first")
+        notes = {
+            "kind": "chat",
+            "messages": self.messages,
+            "tokens": self.tokens,
+            "text": self._text,
+            "system": self.system,
+            "max_new_tokens": self.max_new_tokens,
+            "sampler": self.sampler.state(),
+        }
+        return self._caches.snapshot(self._cache, notes).save(path)
+
+    def load(self, path: str | Path) -> None:
+        """Go on with a conversation that `save` wrote, as if it had never stopped.
+
+        Its system message and settings come with it. If it is refused, nothing changes.
+        """
+        self._refuse_while_answering()
+        snapshot = saved.load(path, "chat")
+        notes = snapshot.notes
+        sampler = Sampler.from_state(notes["sampler"], self.model.device)
+        cache = self._caches.restore(snapshot)
+        self.reset()
+        self.messages, self.tokens, self._text = notes["messages"], notes["tokens"], notes["text"]
+        self.system, self.max_new_tokens = notes["system"], notes["max_new_tokens"]
+        self.sampler, self._cache = sampler, cache
+
     def stop(self) -> None:
         """End the current answer after its next token; callable from a signal handler or thread."""
         self._stop = True
@@ -104,8 +143,7 @@ class Chat:
         However it ends (close the iterator, stop, an error), what was generated is part of the
         conversation, and the next turn continues from there. A refused message changes nothing.
         """
-        if self._answering:
-            raise PruneError("the last answer is not done; take all of it or close its iterator")
+        self._refuse_while_answering()
         if not text.strip():
             raise PruneError("the message is empty; write something")
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -121,15 +159,27 @@ class Chat:
                 "template, or another system message): the cache is rebuilt"
             )
             self._cache = None
+        before = self.messages, self.tokens, self._text
         self.messages, self.tokens, self._text = messages, tokens, prompt
         answer: list[int] = []
         self._stop, self._answering = False, True
         try:
             yield from self._write(answer, room)
+        except BudgetError:
+            if not answer:
+                self.messages, self.tokens, self._text = before
+                if self.seen > len(self.tokens):  # a first part of the message did fit
+                    self._cache = None
+            raise
         finally:
             self._answering = False
-            self._text += self.template.text(answer, special=True)
-            self.messages.append({"role": "assistant", "content": self.template.text(answer)})
+            if self.messages is messages:  # not refused
+                self._text += self.template.text(answer, special=True)
+                messages.append({"role": "assistant", "content": self.template.text(answer)})
+
+    def _refuse_while_answering(self) -> None:
+        if self._answering:
+            raise PruneError("the last answer is not done; take all of it or close its iterator")
 
     def _room(self, length: int) -> int:
         """Maximum number of tokens of the answer."""
@@ -155,7 +205,7 @@ class Chat:
         logits = self._read()
         start, shown = time.perf_counter(), 0
         while logits is not None and not self._stop:
-            token = self._sample(logits)
+            token = self.sampler(logits)
             if token in self._ends:
                 # the template adds it, with what follows it, at the next turn
                 self._last["ended"] = "end"
@@ -188,19 +238,16 @@ class Chat:
     @torch.no_grad()
     def _forward(self, tokens: list[int]) -> Tensor:
         if self._cache is None:
-            self._cache = (
-                DynamicCache(config=self.model.config)
-                if self.pruned is None
-                else PrunedCache(self.pruned, record=True)
-            )
+            self._cache = self._caches.new()
         row = torch.tensor([tokens], device=self.model.device)
         try:
             out: Any = self.model(
                 input_ids=row, past_key_values=self._cache, use_cache=True, **self._last_only
             )
-        except BaseException:
+        except BaseException as error:
             # some layers have read the tokens and others have not: read all again next time
-            self._cache = None
+            if not isinstance(error, BudgetError) or error.rows:
+                self._cache = None
             raise
         logits: Tensor = out.logits[0, -1]
         return logits

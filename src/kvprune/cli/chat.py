@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -16,14 +16,17 @@ import typer
 from kvprune.cli import generation
 from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.starting import starting
-from kvprune.errors import PruneError
+from kvprune.errors import BudgetError, PruneError
 
 if TYPE_CHECKING:
     from kvprune.chat import Chat, Status
 
 TITLE = "What this chat forgot"
+SAVED = "chat.safetensors"
 HELP = """\
 /explain [FILE]  write a page of what was dropped so far (explain.html)
+/save [FILE]     save the conversation, to go on later (chat.safetensors)
+/load [FILE]     go on with one that was saved
 /system TEXT     set the system message; without TEXT: remove it
 /reset           start a new conversation
 /help            this list
@@ -32,6 +35,7 @@ Ctrl-C stops an answer. A message that begins with a slash: put a space before i
 
 
 def chat(
+    context: typer.Context,
     model: ModelName,
     adapter: AdapterName = None,
     system: generation.System = "",
@@ -43,6 +47,16 @@ def chat(
     protect_first: generation.ProtectFirst = None,
     protect_recent: generation.ProtectRecent = None,
     template: generation.TemplateFile = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            help="Go on with a conversation that /save wrote, with its settings, or those that "
+            "are given here.",
+            callback=generation.check_file,
+        ),
+    ] = None,
+    kv: generation.Kv = None,
+    kv_budget: generation.KvBudget = None,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
@@ -53,7 +67,7 @@ def chat(
     """
     with starting() as tell:
         loaded = generation.load(
-            model, adapter, dtype, device, template, tell,
+            model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
         )  # fmt: skip
 
@@ -62,8 +76,12 @@ def chat(
 
         conversation = Chat(
             loaded.model, loaded.tokenizer, system=system, max_new_tokens=max_new_tokens,
-            temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim,
+            temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim, kv=kv,
+            budget=kv_budget,
         )  # fmt: skip
+        if resume is not None:
+            given = {name for name in context.params if _is_given(context, name)}
+            _resume(conversation, resume, given)
     interactive = sys.stdin.isatty()
     if interactive:
         method = loaded.model.config.method if isinstance(loaded.model, Pruned) else "dense"
@@ -78,7 +96,38 @@ def chat(
         except PruneError as error:
             if not interactive:
                 raise
-            _print_dim(str(error))
+            hint = ": /reset frees the cache" if isinstance(error, BudgetError) else ""
+            _print_dim(f"{error}{hint}")
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    """Whether an option is on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
+def _resume(conversation: Chat, file: Path, given: set[str]) -> None:
+    """Load a conversation; the settings that were given take precedence over its own."""
+    started = conversation.system, conversation.max_new_tokens, conversation.sampler
+    _load(conversation, file)
+    system, max_new_tokens, sampler = started
+    if "system" in given:
+        conversation.system = system
+    if "max_new_tokens" in given:
+        conversation.max_new_tokens = max_new_tokens
+    for name in given & {"temperature", "top_p"}:
+        setattr(conversation.sampler, name, getattr(sampler, name))
+    if "seed" in given:
+        conversation.sampler.random = sampler.random
+
+
+def _load(conversation: Chat, file: Path) -> None:
+    conversation.load(file)
+    turns = sum(message["role"] == "user" for message in conversation.messages)
+    _print_dim(
+        f"loaded {file}: {turns} turns, {conversation.seen:,} tokens seen, "
+        f"{conversation.kept:,.0f} kept"
+    )
 
 
 def _answer(conversation: Chat, text: str, as_json: bool) -> None:
@@ -121,32 +170,45 @@ def _command(conversation: Chat, line: str) -> bool:
         conversation.system = rest
         _print_dim(f"system: {rest}" if rest else "no system message")
     elif name == "explain":
-        file = _page_file(rest or "explain.html")
+        file = _new_file(rest or "explain.html", "page of a chat", _is_page)
         trace = conversation.trace()
         try:
             _print_dim(f"wrote {trace.to_html(file, TITLE)}: {trace}")
         except OSError as error:
             raise PruneError(f"cannot write {file}: {error}; give another file") from error
+    elif name == "save":
+        file = _new_file(rest or SAVED, "saved chat", _is_saved_chat)
+        try:
+            _print_dim(f"wrote {conversation.save(file)}; /load or --resume goes on from it")
+        except OSError as error:
+            raise PruneError(f"cannot write {file}: {error}; give another file") from error
+    elif name == "load":
+        _load(conversation, Path(rest or SAVED).expanduser())
     else:
         raise PruneError(f"/{name} is no command; /help lists them")
     return True
 
 
-def _page_file(path: str) -> Path:
-    """The file of the page: in a folder that is there, and none but an earlier page in its place.
+def _new_file(path: str, kind: str, is_own: Callable[[Path], bool]) -> Path:
+    """A file to write: in a folder that is there, and none but an earlier one in its place.
 
     What follows a slash is easily a typing error, or half a sentence.
     """
     file = Path(path).expanduser()
-    if not file.parent.is_dir():
-        raise PruneError(
-            f"there is no folder {file.parent}; create it, or give a file in one that exists"
-        )
-    if file.is_dir():
-        raise PruneError(f"{file} is a folder; give the name of a file in it")
-    if file.exists() and f"<title>{TITLE}</title>".encode() not in file.read_bytes()[:10_000]:
-        raise PruneError(f"{file} exists and is no page of a chat; give another file, or remove it")
+    generation.check_folder(file)
+    if file.exists() and not is_own(file):
+        raise PruneError(f"{file} exists and is no {kind}; give another file, or remove it")
     return file
+
+
+def _is_page(file: Path) -> bool:
+    return f"<title>{TITLE}</title>".encode() in file.read_bytes()[:10_000]
+
+
+def _is_saved_chat(file: Path) -> bool:
+    from kvprune.chat.saved import is_saved
+
+    return is_saved(file, "chat")
 
 
 def _lines(interactive: bool) -> Iterator[str]:

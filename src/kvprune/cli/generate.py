@@ -6,7 +6,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,6 +16,9 @@ from kvprune.cli.piped import piped_text
 from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
 from kvprune.utils.checks import check_prompts
+
+if TYPE_CHECKING:
+    from kvprune.cache.snapshot import Snapshot
 
 
 def generate(
@@ -49,12 +52,32 @@ def generate(
     protect_first: generation.ProtectFirst = None,
     protect_recent: generation.ProtectRecent = None,
     template: generation.TemplateFile = None,
+    prefix: Annotated[
+        Path | None,
+        typer.Option(
+            help="A file that --save-prefix wrote: the prompts continue it, and it is not read "
+            "again.",
+            callback=generation.check_file,
+        ),
+    ] = None,
+    save_prefix: Annotated[
+        Path | None,
+        typer.Option(
+            help="Read the prompt, save the cache to this file, and generate nothing.",
+            callback=generation.check_folder,
+        ),
+    ] = None,
+    kv: generation.Kv = None,
+    kv_budget: generation.KvBudget = None,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue a prompt, and report how much of the context the cache still holds."""
     texts = _prompts(prompt, prompts)
+    as_chat = chat or template is not None
+    if save_prefix is not None and (as_chat or system or prompts is not None):
+        raise PruneError("--save-prefix reads one plain text, neither --prompts nor a chat")
     temperature = temperature or float(sample)
     options: dict[str, Any] = {"do_sample": bool(temperature)}
     if temperature:
@@ -62,19 +85,26 @@ def generate(
         options |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     with starting() as tell:
         loaded = generation.load(
-            model, adapter, dtype, device, template, tell,
+            model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
         )  # fmt: skip
 
     import torch
 
-    from kvprune.chat.completion import complete
+    from kvprune.chat import completion
 
+    storage: Any = {"prefix": prefix, "kv": kv, "budget": kv_budget}
+    if save_prefix is not None:
+        saved = completion.save_prefix(
+            loaded.model, loaded.tokenizer, texts[0], save_prefix, **storage
+        )
+        _report_prefix(save_prefix, saved, as_json)
+        return
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
-    result = complete(
+    result = completion.complete(
         loaded.model, loaded.tokenizer, texts, max_new_tokens, stream,
-        as_chat=chat or template is not None, system=system, **options,
+        as_chat=as_chat, system=system, **storage, **options,
     )  # fmt: skip
     if as_json:
         print(json.dumps(asdict(result)))
@@ -90,6 +120,14 @@ def generate(
         f"{generation.sizes(result.cache_bytes, result.dense_bytes)}",
         file=sys.stderr,
     )
+
+
+def _report_prefix(file: Path, saved: Snapshot, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"file": str(file), "tokens": saved.tokens, "bytes": saved.nbytes}))
+        return
+    size = f"{saved.nbytes / 2**20:.2f} MiB"
+    print(f"wrote {file}: {saved.tokens:,} tokens, {size} of cache", file=sys.stderr)
 
 
 def _prompts(prompt: str | None, file: Path | None) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 
 from kvprune.cli.starting import Tell
 from kvprune.errors import PruneError
+from kvprune.utils.parse import in_bytes
 from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV = ("int8",)
 
 
 def _check_top_p(top_p: float) -> float:
@@ -29,6 +31,18 @@ def _check_dtype(dtype: str) -> str:
     if dtype not in DTYPES:
         raise PruneError(f"--dtype {dtype} is unknown; use one of {', '.join(DTYPES)}")
     return dtype
+
+
+def _check_kv(kv: str | None) -> str | None:
+    if kv not in (None, *KV):
+        raise PruneError(f"--kv {kv} is unknown; use {', '.join(KV)}, or leave it out")
+    return kv
+
+
+def _check_budget(size: str | None) -> str | None:
+    if size is not None:
+        in_bytes(size, "--kv-budget")
+    return size
 
 
 System = Annotated[str, typer.Option(help="System message.")]
@@ -52,6 +66,22 @@ TemplateFile = Annotated[
 Dtype = Annotated[
     str, typer.Option(help=f"{', '.join(DTYPES[:-1])} or {DTYPES[-1]}.", callback=_check_dtype)
 ]
+Kv = Annotated[
+    str | None,
+    typer.Option(
+        help="int8: keys and values in a byte each.",
+        show_default="the model's dtype",
+        callback=_check_kv,
+    ),
+]
+KvBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="The most bytes that the cache may take, such as 512MB.",
+        metavar="SIZE",
+        callback=_check_budget,
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
 ]
@@ -64,6 +94,7 @@ def load(
     device: str | None,
     template: Path | None,
     tell: Tell,
+    kv: str | None = None,
     **settings: float | int | None,
 ) -> Loaded:
     """The model and its tokenizer, with these settings and this template; `tell` gets each step."""
@@ -87,11 +118,11 @@ def load(
             raise PruneError(f"{model} is dense: there is no {next(iter(chosen))} to set")
         loaded.model.adjust(**chosen)
     if isinstance(loaded.model, Pruned):
-        _load_kernels(loaded.model, tell)
+        _load_kernels(loaded.model, tell, kv)
     return loaded
 
 
-def _load_kernels(pruned: Pruned, tell: Tell) -> None:
+def _load_kernels(pruned: Pruned, tell: Tell, kv: str | None) -> None:
     """Decode a token, so that no answer is interrupted, nor its speed measured, by a compiler."""
     import torch
 
@@ -101,7 +132,25 @@ def _load_kernels(pruned: Pruned, tell: Tell) -> None:
     tell("loading the kernels")
     with on_compile(lambda: tell("compiling the kernels for this machine, once")), torch.no_grad():
         token = torch.zeros(1, 1, dtype=torch.long, device=pruned.model.device)
-        pruned.model(input_ids=token, past_key_values=PrunedCache(pruned), use_cache=True)
+        pruned.model(input_ids=token, past_key_values=PrunedCache(pruned, kv=kv), use_cache=True)
+
+
+def check_file(file: Path | None) -> Path | None:
+    """Refuse at once a file that is not there: a model takes seconds to load."""
+    if file is not None and not file.is_file():
+        raise PruneError(f"there is no file {file}; give one that was saved before")
+    return file
+
+
+def check_folder(file: Path | None) -> Path | None:
+    """The same for a file that cannot be written."""
+    if file is not None and not file.parent.is_dir():
+        raise PruneError(
+            f"there is no folder {file.parent}; create it, or give a file in one that exists"
+        )
+    if file is not None and file.is_dir():
+        raise PruneError(f"{file} is a folder; give the name of a file in it")
+    return file
 
 
 def sizes(cache: int, dense: int) -> str:

@@ -1,4 +1,4 @@
-"""A fingerprint of a model with pruning attached: what decides which cache it would build."""
+"""A fingerprint of a model, pruned or dense: what decides which cache it would build."""
 
 from __future__ import annotations
 
@@ -9,18 +9,22 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from kvprune.integration.handle import Pruned
 
 # numbers of a large weight that are looked at: its ends, and some between them
 SAMPLE = 64
 
 
-def fingerprint(pruned: Pruned) -> dict[str, Any]:
+def fingerprint(model: PreTrainedModel, pruned: Pruned | None = None) -> dict[str, Any]:
     """Of the host's weights, of what was trained for pruning, and the settings in force.
 
     Weights are sampled: two models that were trained apart differ everywhere.
     """
-    model = pruned.model
+    dtype = {"dtype": str(model.dtype).removeprefix("torch.")}
+    if pruned is None:
+        return {"model": _hash(model.named_parameters()), **dtype}
     own = {id(x) for module in pruned.interactions for x in module.parameters()}
     tensors = list(model.named_parameters())
     host = [(name, x) for name, x in tensors if id(x) not in own]
@@ -29,7 +33,7 @@ def fingerprint(pruned: Pruned) -> dict[str, Any]:
         "model": _hash(host),
         "adapter": _hash(adapter),
         **{f"method.{name}": value for name, value in pruned.working.to_dict().items()},
-        "dtype": str(model.dtype).removeprefix("torch."),
+        **dtype,
     }
 
 

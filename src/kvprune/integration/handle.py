@@ -104,7 +104,7 @@ class Pruned:
 
     def fingerprint(self) -> dict[str, Any]:
         """Of the weights and settings that decide what a cache holds; see `Snapshot`."""
-        return fingerprint(self)
+        return fingerprint(self.model, self)
 
     @property
     def interactions(self) -> nn.ModuleList:
