@@ -7,6 +7,7 @@ import kvprune
 import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import Arena, BudgetError, PrunedCache, PruneError
+from kvprune.cache.extents import ExtentTable
 
 
 def attached(name="llama"):
@@ -124,3 +125,19 @@ def test_caches_that_share_an_arena_share_its_budget():
     assert arena.used == second.nbytes + third.nbytes
     del second, third
     assert arena.held == 0
+
+
+def test_dropping_is_never_refused():
+    """A row that shrinks moves if there is room for both copies, and else stays where it is."""
+    table = ExtentTable(1, 2, 8, rank=4, arena=Arena(budget=0))
+    table.arena.budget = table.layout.nbytes(100) + 64
+    heads = torch.ones(1, 2, 100, 8)
+    table.push(heads, heads, torch.ones(1, 100, 4), torch.arange(100)[None])
+    table.remove(torch.arange(100)[None] >= 90 - 15)
+    assert table.kept.tolist() == [75]
+    assert table.capacity.tolist() == [100]
+    # with room again it moves
+    table.arena.budget = None
+    table.remove(torch.zeros(1, 75, dtype=torch.bool))
+    assert table.capacity.tolist() == [80]
+    assert table.row(0)["token"].tolist() == list(range(75))

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -142,3 +143,100 @@ def test_ctrl_c_stops_the_answer_and_not_the_program():
         os.kill(os.getpid(), signal.SIGINT)
     assert talk.stopped
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def answers(done):
+    return [json.loads(line)["answer"] for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("kind", ["pruned", "int8", "dense"])
+def test_a_chat_that_goes_on_another_day(place, tmp_path, kind):
+    """--resume, /save and /load against one chat that was never stopped; it samples."""
+    file, sampled = tmp_path / "chat", ["--json", "--temperature", 0.8, "--seed", 5]
+    model = [] if kind == "dense" else ["--adapter", place / "adapter"]
+    model += ["--kv", "int8"] if kind == "int8" else []
+    want = answers(ran(place, "Hello\nAnd you?\nWhy?\n", *model, *sampled))
+    first = ran(place, f"Hello\n/save {file}\n", *model, *sampled)
+    # temperature and random numbers are the file's
+    second = ran(place, f"And you?\n/save {file}\n", "--resume", file, "--json", *model)
+    third = ran(place, f"Something else\n/load {file}\nWhy?\n", "--json", *model)
+    assert f"wrote {file}" in first.stderr
+    assert f"loaded {file}: 1 turns" in second.stderr
+    assert f"loaded {file}: 2 turns" in third.stderr
+    assert [*answers(first), *answers(second), answers(third)[1]] == want
+
+
+def test_settings_that_are_given_take_precedence(place, tmp_path):
+    file, pruned = tmp_path / "chat", ["--adapter", place / "adapter", "--json"]
+    ran(place, f"Hello\n/save {file}\n", *pruned, "--temperature", 0.9, "--seed", 1)
+
+    def resumed(*options):
+        return answers(ran(place, "And you?\n", "--resume", file, *pruned, *options))
+
+    own = resumed()
+    assert resumed("--temperature", 0.9) == own
+    assert resumed("--seed", 9) != own
+    assert resumed("--temperature", 0) != own
+    assert resumed("--temperature", 0) == resumed("--temperature", 0, "--seed", 9)
+    assert resumed("--max-new-tokens", 2) != own
+    with_system = ran(place, "And you?\n", "--resume", file, *pruned, "--system", "Be kind")
+    assert "the cache is rebuilt" in with_system.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("new/chat", "there is no folder"),
+        ("folder", "is a folder"),
+        ("notes.txt", "exists and is no saved chat"),
+    ],
+)
+def test_save_writes_no_folder_and_over_no_other_file(place, tmp_path, name, says):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "notes.txt").write_text("my notes")
+    before = sorted(tmp_path.rglob("*"))
+    done = run(place, f"Hello\n/save {tmp_path / name}\n", "--adapter", place / "adapter")
+    assert isinstance(done.exception, PruneError)
+    assert says in str(done.exception)
+    assert sorted(tmp_path.rglob("*")) == before
+    assert (tmp_path / "notes.txt").read_text() == "my notes"
+
+
+def test_in_a_terminal_errors_leave_the_conversation_alive(place, tmp_path, monkeypatch):
+    """A file of other settings, one that is not there, a message over the budget."""
+    file = tmp_path / "chat"
+    pruned = ["--adapter", place / "adapter", "--protect-first", 300, "--json"]
+    done = ran(place, f"Hello\n/save {file}\nHello\n", *pruned, "--threshold", 1)
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    said = ["Hello", f"/load {file}", "/load nowhere", "/save", "word " * 40, "Hello", "/quit"]
+    module = sys.modules["kvprune.cli.chat"]  # the attribute of that name is the command
+    monkeypatch.setattr(module, "_lines", lambda interactive: iter(said))
+    monkeypatch.setattr(module, "_is_terminal", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    budget = second["bytes"] + first["bytes"]
+    done = ran(place, "", *pruned, "--kv-budget", budget)
+    assert "threshold (1.0, here" in done.stderr
+    assert "there is no snapshot nowhere" in done.stderr
+    assert "wrote chat.safetensors" in done.stderr
+    assert f"of the {budget:,} that its budget allows" in done.stderr
+    assert "/reset frees the cache" in done.stderr
+    # nothing of what was refused is between the two messages
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [line["answer"] for line in lines] == [first["answer"], second["answer"]]
+    assert [line["seen"] for line in lines] == [first["seen"], second["seen"]]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--resume", "nowhere"], "there is no file nowhere"),
+        (["--kv", "int4"], "--kv int4 is unknown; use int8"),
+        (["--kv-budget", "lots"], "--kv-budget 'lots' must be a size"),
+        (["--kv", "int8"], "the model is dense: there is no kv"),
+        (["--kv-budget", "1MB"], "the model is dense: there is no budget"),
+    ],
+)
+def test_errors_of_storage(place, options, says):
+    done = run(place, "hi", *options)
+    assert isinstance(done.exception, PruneError)
+    assert says in str(done.exception)

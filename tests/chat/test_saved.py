@@ -5,13 +5,13 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from test_chat import TEMPLATE, TURNS
 
 import kvprune
 from helpers import uneven_gates
 from kvprune import BudgetError, PruneError, Snapshot, tiny
 from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.chat import Chat, engine
-from test_chat import TEMPLATE, TURNS
 
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "seed": 3}
 

@@ -129,6 +129,35 @@ def test_options_of_chat(folder, tmp_path):
     assert result(*sampled, "--top-p", 1)["texts"] != plain["texts"]
 
 
+def test_a_prefix(folder, tmp_path):
+    """Read and saved by one command, continued by another."""
+    file = tmp_path / "prefix"
+    pruned = ["--adapter", folder / "adapter", "--json"]
+    done = invoke("generate", folder, "Once upon a time ", "--save-prefix", file, *pruned)
+    saved = json.loads(done.stdout)
+    assert (saved["file"], saved["tokens"]) == (str(file), 17)
+    more = [*pruned, "--max-new-tokens", 15]
+    after = json.loads(invoke("generate", folder, "and then", "--prefix", file, *more).stdout)
+    whole = json.loads(invoke("generate", folder, "Once upon a time and then", *more).stdout)
+    assert after["texts"] == whole["texts"]
+    assert after["kept_share"] == pytest.approx(whole["kept_share"])
+    done = invoke("generate", folder, "Once", "--save-prefix", file)
+    assert f"wrote {file}: 4 tokens" in done.stderr
+    assert done.stdout == ""
+
+
+def test_int8_takes_fewer_bytes_and_a_budget_refuses(folder):
+    def size(*options):
+        done = invoke("generate", folder, "Hello there, you", "--adapter", folder / "adapter",
+                      "--json", "--max-new-tokens", 40, *options)  # fmt: skip
+        return json.loads(done.stdout)["cache_bytes"]
+
+    assert size("--kv", "int8") < 0.7 * size()
+    assert size("--kv-budget", "1MB") <= 1_000_000
+    with pytest.raises(kvprune.BudgetError, match="of the 4,000 that its budget allows"):
+        size("--kv-budget", "4KB")
+
+
 @pytest.mark.parametrize("given", ["argument", "stdin", "blank stdin", "file", "blank file"])
 def test_empty_prompts_are_refused_before_torch_is_imported(tmp_path, given):
     file = tmp_path / "prompts.txt"
@@ -162,6 +191,11 @@ def test_empty_prompts_are_refused_before_torch_is_imported(tmp_path, given):
         (["word " * 60], "200 positions"),
         (["hi", "--adapter", "nowhere"], "does not exist"),
         (["hi", "--prompts", "nowhere.txt"], "both given"),
+        (["hi", "--prefix", "nowhere"], "there is no file nowhere"),
+        (["hi", "--save-prefix", "no/such/file"], "there is no folder no/such"),
+        (["hi", "--save-prefix", "file", "--chat"], "one plain text"),
+        (["hi", "--kv", "int4"], "--kv int4 is unknown"),
+        (["hi", "--kv-budget", "1MB"], "the model is dense: there is no budget"),
     ],
 )
 def test_errors(folder, arguments, says):

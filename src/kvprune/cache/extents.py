@@ -15,7 +15,7 @@ from kvprune.cache.arena import Arena
 from kvprune.cache.chunk import Extent
 from kvprune.cache.layout import Layout, by_slot, copy_slots
 from kvprune.cache.slots import check_columns
-from kvprune.errors import PruneError
+from kvprune.errors import BudgetError, PruneError
 from kvprune.ops.decode import REMOVE
 from kvprune.ops.decode.table import (
     HEAD_MAJOR,
@@ -305,7 +305,11 @@ class ExtentTable:
         """Give back what is far too much: rows that have lost many tokens move."""
         enough = self._kept + (self._kept >> 4) + STEP
         for b in np.flatnonzero(enough < MIN_USE * self._where[:, -1]).tolist():
-            self._move(b, roomy(int(self._kept[b])))
+            try:
+                self._move(b, roomy(int(self._kept[b])))
+            except BudgetError:
+                # there is no room for both copies: the row stays roomy until there is
+                break
         self.arena.settle()
 
     def copy_to(self, arena: Arena) -> ExtentTable:

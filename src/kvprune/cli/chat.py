@@ -82,7 +82,7 @@ def chat(
         if resume is not None:
             given = {name for name in context.params if _is_given(context, name)}
             _resume(conversation, resume, given)
-    interactive = sys.stdin.isatty()
+    interactive = _is_terminal()
     if interactive:
         method = loaded.model.config.method if isinstance(loaded.model, Pruned) else "dense"
         _print_dim(f"{model}, {method}; /help lists the commands, Ctrl-D leaves")
@@ -209,6 +209,10 @@ def _is_saved_chat(file: Path) -> bool:
     from kvprune.chat.saved import is_saved
 
     return is_saved(file, "chat")
+
+
+def _is_terminal() -> bool:
+    return sys.stdin.isatty()
 
 
 def _lines(interactive: bool) -> Iterator[str]:
