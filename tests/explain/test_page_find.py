@@ -104,6 +104,21 @@ def test_link_opens_token_layer_and_time(visit, long):
     assert frame["y"] <= box["y"] < frame["y"] + frame["height"]
 
 
+def test_threads_of_a_link_start_at_its_token(visit):
+    """The bars under the text make lines higher, at the start and whenever they are chosen."""
+    tab = visit(page_traces.costly_trace(T=200), hash="#token=25&layer=0&time=199")
+    for strip in (None, "none", "loss"):
+        if strip:
+            tab.select_option("#strip", strip)
+            settle(tab)
+        box = tab.locator("#text .t").nth(25).bounding_box()
+        frame = tab.locator(".text-frame").bounding_box()
+        path = tab.locator(".threads path").first.get_attribute("d")
+        x, y = map(float, path[1:].split(" ")[0].split(","))
+        assert box["x"] <= frame["x"] + x <= box["x"] + box["width"]
+        assert box["y"] <= frame["y"] + y <= box["y"] + box["height"]
+
+
 def test_link_follows_the_view(visit, long):
     tab = visit(long)
     assert tab.evaluate("location.hash") == ""  # opening the page is no move
@@ -147,6 +162,11 @@ def test_link_can_be_copied(visit, long):
     tab.locator("#text .t").nth(3).click()
     tab.click("#copy-link")
     wait_until(tab, "document.getElementById('copied').textContent === 'Link copied'")
+    # nothing lies over the words
+    assert tab.evaluate("""() => {
+        const box = document.getElementById("copied").getBoundingClientRect();
+        return [box.top + 2, box.bottom - 2].every((y) =>
+            document.elementFromPoint(box.right - 4, y).id === "copied") }""")
     copied = tab.evaluate("navigator.clipboard.readText()")
     assert copied == tab.url.split("#")[0] + "#token=3&layer=all&time=399"
 

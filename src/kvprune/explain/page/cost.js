@@ -168,7 +168,12 @@ function buildCost() {
 }
 
 listeners.push((changed) => {
-  if (changed("strip")) { byId("strip").value = view.strip; for (const pane of panes) drawStrip(pane); }
+  if (changed("strip")) {
+    byId("strip").value = view.strip;
+    panes.forEach(drawStrip);
+    // lines have another height now
+    panes.forEach(paintSubject);
+  }
   if (changed("side")) drawMisses();
   else if (changed("miss")) for (const [n, { firstChild }] of [...byId("misses").children].entries()) firstChild.setAttribute("aria-pressed", n === view.miss);
   if (changed("side") || changed("miss") || changed("back")) drawReturns();
