@@ -21,7 +21,7 @@ demo: $(READY)  ## see it work: teach a small model to forget
 	$(BIN)/kvprune demo
 
 test: $(READY)  ## run the tests; PYTEST_ARGS go to pytest
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist worksteal $(PYTEST_ARGS)
 
 check: $(READY)  ## lint, type-check and test the order of imports
 	$(BIN)/ruff check .

@@ -1,4 +1,10 @@
 import gc
+import os
+
+# one core for each worker of `pytest -n`: those that take all cores each wait for one another;
+# before torch is imported
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import transformers

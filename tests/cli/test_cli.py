@@ -7,6 +7,8 @@ import sys
 import pytest
 
 import kvprune
+from kvprune import cli, demo
+from kvprune.cli.demo import _show
 
 
 def run(*args: str) -> subprocess.CompletedProcess:
@@ -27,7 +29,7 @@ def test_version():
     assert run("--version").stdout.strip() == f"kvprune {kvprune.__version__}"
 
 
-def test_demo_json(tmp_path):
+def test_demo(tmp_path, capsys):
     done = run("demo", "--json", "--steps", "3", "--save", str(tmp_path / "model"))
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
@@ -37,20 +39,15 @@ def test_demo_json(tmp_path):
     assert all(0 <= share <= 1 for share in pruned["sparsity"].values())
     assert pruned["cache_bytes"] < 1.2 * dense["cache_bytes"]
     assert "3/3" in done.stderr  # the progress bar
+    own = {name: demo.Measurements(**result.pop(name)) for name in ("dense", "pruned")}
+    _show(demo.Run(**own, **result), None)
+    assert "context pruned at 512 tokens" in capsys.readouterr().out
     again = run("generate", str(tmp_path / "model"), "Once", "--adapter", str(tmp_path / "model"),
                 "--max-new-tokens", "5")  # fmt: skip
     assert again.returncode == 0, again.stderr
 
 
-def test_demo_as_a_table():
-    done = run("demo", "--steps", "2")
-    assert done.returncode == 0, done.stderr
-    assert "context pruned at 512 tokens" in done.stdout
-
-
 def test_a_user_error_is_one_line_and_exit_code_2(monkeypatch, capsys):
-    from kvprune import cli
-
     def fail():
         raise kvprune.PruneError("window=0 must be a whole number, 1 or more")
 

@@ -60,9 +60,14 @@ def kill(folder):
     assert done.returncode == -signal.SIGKILL, done.stderr
 
 
+def press():
+    # as Ctrl-C does; the signal itself does not reach a worker of pytest-xdist
+    raise KeyboardInterrupt
+
+
 def interrupt(folder, tune):
     trainer = make_run(folder, tune)
-    trainer.add_callback(Stop(lambda: signal.raise_signal(signal.SIGINT)))
+    trainer.add_callback(Stop(press))
     with pytest.raises(KeyboardInterrupt):
         trainer.train()
 

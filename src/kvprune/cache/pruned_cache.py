@@ -25,6 +25,7 @@ from kvprune.cache.snapshot import Snapshot
 from kvprune.cache.storage import Storage
 from kvprune.errors import PruneError
 from kvprune.ops.timeline import Protection, Timeline, make_timeline
+from kvprune.utils.handles import new_handle
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
@@ -76,6 +77,14 @@ class PrunedCache(Cache):
         self._pruned = weakref.ref(pruned)
         self._tokens: Tensor | None = None
         self.whole = True  # whether all layers have read the same tokens
+        self.handle = new_handle(self)
+
+    # whether `generate` compiles: only if it was asked to
+    is_compileable = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.handle = new_handle(self)
 
     @property
     def stores(self) -> list[PrunedLayer]:

@@ -16,6 +16,7 @@ from kvprune.integration.layer import Layer
 from kvprune.methods.base import Reading, Step
 from kvprune.methods.interaction import Ballot
 from kvprune.ops.attend.hard import hard_attention
+from kvprune.ops.attend.operator import soft_attention_in_graph
 from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.decode import NewToken, Votes
 from kvprune.ops.decode import decode as decode_step
@@ -79,8 +80,8 @@ def soft(run: ForwardPass, call: Call, timeline: Timeline) -> Tensor:
         run.votes.setdefault(number, ballot)
         votes = [run.votes[below] for below in range(number)] + votes
     gate = run.method.soft_gate(run.alpha)
-    q, k, v = call.query, call.key, call.value
-    out, kept = soft_attention(q, k, v, votes, timeline, gate, call.form)
+    attention = soft_attention_in_graph if torch.compiler.is_compiling() else soft_attention
+    out, kept = attention(call.query, call.key, call.value, votes, timeline, gate, call.form)
     run.leave(call.layer, LayerOutcome(timeline, kept))
     return out
 

@@ -13,6 +13,7 @@ from kvprune.integration import host
 from kvprune.integration.attend import Call, attend
 from kvprune.integration.forward_pass import ForwardPass
 from kvprune.integration.layer import Layer, layer_of
+from kvprune.integration.operator import InGraph, attend_in_graph
 from kvprune.ops.form import AttentionForm
 
 # keyword arguments that the hooks add on the way to the attention function
@@ -36,7 +37,7 @@ def attention(
 
     query: (B, Hq, T, D), key, value: (B, Hkv, T, D) → (B, T, Hq, D)
     """
-    forward_pass: ForwardPass | None = kwargs.pop(PASS, None)
+    forward_pass: ForwardPass | InGraph | None = kwargs.pop(PASS, None)
     hidden: Tensor | None = kwargs.pop(HIDDEN, None)
     layer = layer_of(module)
     if layer is None:
@@ -52,6 +53,9 @@ def attention(
     _check(layer, query, key, attention_mask, kwargs)
     scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
     form = AttentionForm(scaling, softcap, dropout, s_aux)
+    if isinstance(forward_pass, InGraph):
+        states = hidden, query, key, value
+        return attend_in_graph(forward_pass, layer.number, *states, attention_mask, form), None
     call = Call(layer, hidden, query, key, value, form, module.training)
     out = attend(forward_pass, call, forward_pass.timeline(attention_mask, query))
     return out.transpose(1, 2).contiguous(), None

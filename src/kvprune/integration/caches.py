@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from kvprune.cache.pruned_cache import PrunedCache
@@ -34,6 +35,19 @@ def of_call(pruned: Pruned, kwargs: dict[str, Any]) -> PrunedCache | None:
     return PrunedCache(pruned) if wanted else None
 
 
+def of_graph(pruned: Pruned, kwargs: dict[str, Any]) -> PrunedCache | None:
+    """The cache of a pass that is being compiled: as given; none is made inside of a graph."""
+    if torch.is_grad_enabled():
+        raise PruneError(
+            "a compiled model that drops tokens has no gradients; call it under torch.no_grad(), "
+            "or without torch.compile"
+        )
+    cache = kwargs.get("past_key_values")
+    if cache is not None and not isinstance(cache, PrunedCache):
+        raise PruneError(f"{type(cache).__name__} cannot be pruned in a compiled model; {REMEDY}")
+    return cache
+
+
 def of_generate(pruned: Pruned, settings: Any, kwargs: dict[str, Any]) -> None:
     """Put the cache of `generate` into its keyword arguments; settings: its GenerationConfig."""
     kind = settings.cache_implementation
@@ -53,6 +67,10 @@ def of_generate(pruned: Pruned, settings: Any, kwargs: dict[str, Any]) -> None:
         if settings.is_assistant:
             cache.activate_past_recording()
     if cache is not None:
+        cache.is_compileable = settings.compile_config is not None
+        if cache.is_compileable:
+            # an explicit wish holds on any device; transformers would skip it on a CPU
+            settings.compile_config._compile_all_devices = True
         kwargs["past_key_values"] = cache
 
 

@@ -75,7 +75,9 @@ class Pruned:
         # whether the weights without LoRA are the base's: not if it was merged or all were trained
         self.has_base = True
         self.observer: Observer | None = None
-        self._alpha = config.start_alpha
+        # for a compiled graph a tensor: the schedule changes it at every step
+        self.alpha_in_graph = torch.zeros((), dtype=torch.float64)
+        self.alpha = config.start_alpha
         self._hard: bool | None = None
         self.merged = False  # whether LoRA was folded into the model's weights, for good
         # where the tokenizer is loaded from, a folder or a name; None: as the model's own name
@@ -160,7 +162,7 @@ class Pruned:
     @property
     def drops(self) -> bool:
         """Whether a forward pass of the model as it is now drops tokens outright."""
-        if not self._working.learns or math.isinf(self._alpha):
+        if not self._working.learns or self._steep:
             return True
         return not self.model.training if self._hard is None else self._hard
 
@@ -172,6 +174,8 @@ class Pruned:
     @alpha.setter
     def alpha(self, alpha: float) -> None:
         self._alpha = check_alpha(alpha)
+        self._steep = math.isinf(self._alpha)
+        self.alpha_in_graph.fill_(self._alpha)
 
     @property
     def hard(self) -> bool | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import torch
 from torch import nn
 
 from kvprune.cache.pruned_cache import PrunedCache
@@ -12,6 +13,8 @@ from kvprune.errors import PruneError
 from kvprune.integration import caches, host
 from kvprune.integration.attention import HIDDEN, PASS
 from kvprune.integration.forward_pass import ForwardPass, Outcome
+from kvprune.integration.operator import InGraph
+from kvprune.utils.handles import new_handle
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
@@ -28,7 +31,8 @@ class Hooks:
 
     def __init__(self, pruned: Pruned):
         self.pruned = pruned
-        self.latest: ForwardPass | None = None
+        self.handle = new_handle(self)
+        self.latest: ForwardPass | InGraph | None = None
         self.last: Outcome | None = None  # what the last pass left behind
         self.last_training: Outcome | None = None  # the same of the last pass in training mode
         model = pruned.model
@@ -66,14 +70,20 @@ class Hooks:
         names, takes_any = self.arguments[module]
         kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
         _refuse_empty(kwargs)
-        cache = caches.of_call(self.pruned, kwargs)
+        traced = torch.compiler.is_compiling() and self.pruned.drops
+        cache = (caches.of_graph if traced else caches.of_call)(self.pruned, kwargs)
         if cache is not None:
             kwargs["past_key_values"] = cache
         elif takes_any or "use_cache" in names:
             # or the model would make one of its own, which no later call could continue from
             kwargs["use_cache"] = False
-        self.latest = self.new_pass(cache)
-        self.latest.begun_by = module
+        if torch.compiler.is_compiling() and cache is None:
+            _all_real(kwargs)
+        if traced:
+            self.latest = InGraph(self.handle, None if cache is None else cache.handle)
+        else:
+            self.latest = self.new_pass(cache)
+            self.latest.begun_by = module
         if takes_any:
             kwargs[PASS] = self.latest
         return (), kwargs
@@ -96,17 +106,29 @@ class Hooks:
     ) -> None:
         """Forward hook of the model: the pass that began here is over."""
         run = kwargs.get(PASS, self.latest)
-        if run is None or run.begun_by is not module:
+        if not isinstance(run, ForwardPass) or run.begun_by is not module:
             return
         run.begun_by = None
-        if run.cache is not None:
-            if output is None:
-                run.cache.break_off(run.seen)
-            elif run.cache.seen - run.seen > 1:
-                run.cache.trim()
-        outcome = run.close()
         if output is None:
-            return  # an error is on its way
+            self.break_off(run)  # an error is on its way
+        else:
+            self.end_pass(run)
+
+    def begin_pass(self, cache: PrunedCache | None) -> ForwardPass:
+        """A pass of a compiled graph, which knew neither cache nor gate when it was traced."""
+        return self.new_pass(None if cache is None else caches.fitting(self.pruned, cache))
+
+    def break_off(self, run: ForwardPass) -> None:
+        """The pass met an error."""
+        if run.cache is not None:
+            run.cache.break_off(run.seen)
+        run.close()
+
+    def end_pass(self, run: ForwardPass) -> None:
+        """The pass is over."""
+        if run.cache is not None and run.cache.seen - run.seen > 1:
+            run.cache.trim()
+        outcome = run.close()
         if len(outcome.layers) < len(self.pruned.layers):
             self._check_attention()
         self.last = outcome
@@ -115,7 +137,8 @@ class Hooks:
 
     def new_pass(self, cache: PrunedCache | None) -> ForwardPass:
         own, training = self.pruned, self.pruned.model.training
-        return ForwardPass(own.working, own.alpha, own.drops, training, cache, own.observer)
+        alpha: Any = own.alpha_in_graph if torch.compiler.is_compiling() else own.alpha
+        return ForwardPass(own.working, alpha, own.drops, training, cache, own.observer)
 
     def _check_attention(self) -> None:
         for site in self.pruned.sites:
@@ -145,6 +168,10 @@ class Hooks:
         # a copy of a model starts with no memory of a forward pass; graphs cannot be copied
         return {**self.__dict__, "latest": None, "last": None, "last_training": None}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self.handle = new_handle(self)
+
 
 def _refuse_empty(kwargs: dict[str, Any]) -> None:
     for name in ("input_ids", "inputs_embeds"):
@@ -154,6 +181,18 @@ def _refuse_empty(kwargs: dict[str, Any]) -> None:
                 f"{name} has the shape {tuple(given.shape)}: there is no token to read; give the "
                 f"model at least one per row"
             )
+
+
+def _all_real(kwargs: dict[str, Any]) -> None:
+    """Without mask and positions: every token is real.
+
+    In a graph transformers cannot look whether positions start anew, and would expect packed rows.
+    """
+    if kwargs.get("attention_mask") is None and kwargs.get("position_ids") is None:
+        ids, embeds = kwargs.get("input_ids"), kwargs.get("inputs_embeds")
+        given = embeds if ids is None else ids
+        if given is not None:
+            kwargs["attention_mask"] = given.new_ones(given.shape[:2], dtype=torch.long)
 
 
 def _arguments(module: nn.Module) -> tuple[list[str], bool]:

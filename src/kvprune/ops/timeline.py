@@ -95,7 +95,8 @@ def make_timeline(
         clock = torch.arange(start, start + T, dtype=torch.int32, device=device).expand(B, T)
         return Timeline(clock, clock, rules.votable_from(clock), padded=False)
     start = start[:, None] if isinstance(start, Tensor) else start
-    if real is None or bool(real.all()):
+    # a graph cannot depend on what a tensor holds
+    if real is None or (not torch.compiler.is_compiling() and bool(real.all())):
         clock = (torch.arange(T, dtype=torch.int32, device=device) + start).int().expand(B, T)
         return Timeline(clock, clock, rules.votable_from(clock), padded=False)
     position = (real.cumsum(-1) - 1 + start).int()

@@ -51,13 +51,13 @@ def soft_attention(
     """
     flat = [tensor for layer in votes for tensor in layer]
     seed = int(torch.randint(2**62, (), device="cpu")) if form.dropout else 0
-    options = _Options(timeline, gate, form._replace(sinks=None), block, backend, seed)
+    options = Options(timeline, gate, form._replace(sinks=None), block, backend, seed)
     # autocast would turn the products of scores into half precision
     with torch.autocast(q.device.type, enabled=False):
         return _soft_attention(q, k, v, form.sinks, options, *flat)
 
 
-class _Options(NamedTuple):
+class Options(NamedTuple):
     """The arguments that are not differentiated."""
 
     timeline: Timeline
@@ -76,25 +76,10 @@ class _SoftAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         sinks: Tensor | None,
-        options: _Options,
+        options: Options,
         *flat: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        B, _, T, _ = q.shape
-        votes = [flat[i : i + 3] for i in range(0, len(flat), 3)]
-        out = q.new_empty(*q.shape[:3], v.shape[-1])
-        keep_sum = flat[0].new_zeros(B)
-        blocks = query_blocks(T, options.block)
-        # what each block starts from; with it the backward pass can redo any block by itself
-        carries = flat[0].new_zeros(len(blocks), len(votes), B, T)
-        scratch = (Scratch(q, options.block),)
-        for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, options, rows, scratch)
-            for i, block in enumerate(blocks):
-                part = row.recompute(block, carries[i, :, rows])
-                out[rows, :, block] = row.output(part)
-                keep_sum[rows] += part.keep_sum()
-                if i + 1 < len(blocks):
-                    carries[i + 1, :, rows] = part.carry
+        out, keep_sum, carries = forward(q, k, v, sinks, flat, options)
         ctx.save_for_backward(q, k, v, sinks, carries, *flat)
         ctx.options = options
         return out, keep_sum
@@ -103,31 +88,77 @@ class _SoftAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor, grad_keep_sum: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, carries, *flat = ctx.saved_tensors
-        votes = [tuple(flat[i : i + 3]) for i in range(0, len(flat), 3)]
-        grads = [torch.zeros_like(x, dtype=work_dtype(x)) for x in (q, k, v)]
-        sinks_grad = None if sinks is None else torch.zeros_like(at_least_float32(sinks))
-        vote_grads = [tuple(torch.zeros_like(x) for x in layer) for layer in votes]
-        blocks = query_blocks(q.shape[2], ctx.options.block)
-        scratch = (Scratch(q, ctx.options.block), Scratch(q, ctx.options.block))
-        for rows in row_groups(q):
-            row = _Row(q, k, v, sinks, votes, ctx.options, rows, scratch)
-            # d loss / d carry after the current block, one per layer of votes
-            carry_grad = [torch.zeros_like(carries[0, 0, rows]) for _ in votes]
-            for i, block in reversed(list(enumerate(blocks))):
-                part = row.recompute(block, carries[i, :, rows])
-                bias_grad = row.attention_backward(
-                    part, grad_out[rows, :, block], [g[rows] for g in grads], sinks_grad
-                )
-                bias_grad += grad_keep_sum[rows, None, None] * part.bias.exp()
-                row.votes_backward(part, bias_grad, carry_grad, vote_grads)
-        flat_grads = [g for layer in vote_grads for g in layer]
-        if sinks is not None and sinks_grad is not None:
-            sinks_grad = sinks_grad.to(sinks.dtype)
-        qkv_grads = [g.to(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
-        return *qkv_grads, sinks_grad, None, *flat_grads
+        grads = backward(q, k, v, sinks, flat, carries, grad_out, grad_keep_sum, ctx.options)
+        return *grads[:4], None, *grads[4:]
 
 
 _soft_attention: Callable[..., tuple[Tensor, Tensor]] = _SoftAttention.apply
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    flat: Sequence[Tensor],
+    options: Options,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The output, the sum of keep, and what each block starts from.
+
+    With the last the backward pass can redo any block by itself.
+    """
+    B, _, T, _ = q.shape
+    votes = [tuple(flat[i : i + 3]) for i in range(0, len(flat), 3)]
+    out = q.new_empty(*q.shape[:3], v.shape[-1])
+    keep_sum = flat[0].new_zeros(B)
+    blocks = query_blocks(T, options.block)
+    carries = flat[0].new_zeros(len(blocks), len(votes), B, T)
+    scratch = (Scratch(q, options.block),)
+    for rows in row_groups(q):
+        row = _Row(q, k, v, sinks, votes, options, rows, scratch)
+        for i, block in enumerate(blocks):
+            part = row.recompute(block, carries[i, :, rows])
+            out[rows, :, block] = row.output(part)
+            keep_sum[rows] += part.keep_sum()
+            if i + 1 < len(blocks):
+                carries[i + 1, :, rows] = part.carry
+    return out, keep_sum, carries
+
+
+def backward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    flat: Sequence[Tensor],
+    carries: Tensor,
+    grad_out: Tensor,
+    grad_keep_sum: Tensor,
+    options: Options,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of q, k, v, of the sinks if any, and of the votes."""
+    votes = [tuple(flat[i : i + 3]) for i in range(0, len(flat), 3)]
+    grads = [torch.zeros_like(x, dtype=work_dtype(x)) for x in (q, k, v)]
+    sinks_grad = None if sinks is None else torch.zeros_like(at_least_float32(sinks))
+    vote_grads = [tuple(torch.zeros_like(x) for x in layer) for layer in votes]
+    blocks = query_blocks(q.shape[2], options.block)
+    scratch = (Scratch(q, options.block), Scratch(q, options.block))
+    for rows in row_groups(q):
+        row = _Row(q, k, v, sinks, votes, options, rows, scratch)
+        # d loss / d carry after the current block, one per layer of votes
+        carry_grad = [torch.zeros_like(carries[0, 0, rows]) for _ in votes]
+        for i, block in reversed(list(enumerate(blocks))):
+            part = row.recompute(block, carries[i, :, rows])
+            bias_grad = row.attention_backward(
+                part, grad_out[rows, :, block], [g[rows] for g in grads], sinks_grad
+            )
+            bias_grad += grad_keep_sum[rows, None, None] * part.bias.exp()
+            row.votes_backward(part, bias_grad, carry_grad, vote_grads)
+    flat_grads = [g for layer in vote_grads for g in layer]
+    if sinks is not None and sinks_grad is not None:
+        sinks_grad = sinks_grad.to(sinks.dtype)
+    qkv_grads = [g.to(x.dtype) for g, x in zip(grads, (q, k, v), strict=True)]
+    return *qkv_grads, sinks_grad, *flat_grads
 
 
 @dataclass
@@ -160,7 +191,7 @@ class _Row:
         v: Tensor,
         sinks: Tensor | None,
         votes: Any,
-        options: _Options,
+        options: Options,
         rows: slice,
         scratch: tuple[Scratch, ...],
     ):
