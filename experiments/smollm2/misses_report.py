@@ -177,18 +177,19 @@ def cells(found: tuple[float, float, float]) -> list[str]:
 
 def draw(rows: list[Row], docs: Path) -> None:
     articles = by_article(rows)
-    titles = ["The cost is in few tokens", "Brought back for the ten", "What kind of tokens"]
+    titles = ["Losses and gains", "Brought back for the ten", "What kind of tokens"]
     figure, (left, middle, right) = drawing.panels(titles)
     for number, (name, label) in enumerate(
         {"worst": "the most missed tokens", "best": "the tokens that gain most"}.items(), 1
     ):
-        found = np.array([interval(articles, explained(count, name)) for count in COUNTS]) * 100
+        shares = [explained(count, name, of="suffered") for count in COUNTS]
+        found = np.array([interval(articles, share) for share in shares]) * 100
         drawing.line(left, number, COUNTS, found[:, 0].tolist(), label)
         left.fill_between(COUNTS, found[:, 1], found[:, 2], alpha=0.15,
                           color=drawing.COLOURS[number], linewidth=0)  # fmt: skip
     drawing.level(left, 0.0)
     left.set(
-        xscale="log", xlabel="tokens per article of 1,000", ylabel="of what forgetting costs, %"
+        xscale="log", xlabel="tokens per article of 1,000", ylabel="of all losses by forgetting, %"
     )
     left.set_xticks(COUNTS[::2], [str(count) for count in COUNTS[::2]])
     left.minorticks_off()
@@ -196,8 +197,7 @@ def draw(rows: list[Row], docs: Path) -> None:
     bars(middle, [(label, [interval(articles, recovered(name))])
                   for name, label in RETURNS.items()], ["recovered of their cost, %"])  # fmt: skip
     pairs = []
-    for title, values in SHOWN.items():
-        column, name = ("repeated", "repeats") if title.startswith("repeat") else ("kind", "kinds")
+    for title, (column, name, values) in SHOWN.items():
         own = range(2, 99) if column == "repeated" else values
         pairs.append((title, [
             interval(articles, among_misses(column, *own)),
@@ -209,11 +209,12 @@ def draw(rows: list[Row], docs: Path) -> None:
 
 
 SHOWN = {
-    "repeated n-gram": ("2",),
-    "part of a word": ("part of a word",),
-    "word": ("word",),
-    "number": ("number",),
-    "punctuation": ("punctuation", "line break"),
+    "repeated n-gram": ("repeated", "repeats", ("2",)),
+    "name": ("speech", "speeches", ("name",)),
+    "noun": ("speech", "speeches", ("noun",)),
+    "verb": ("speech", "speeches", ("verb",)),
+    "number": ("kind", "kinds", ("number",)),
+    "punctuation": ("kind", "kinds", ("punctuation", "line break")),
 }
 
 
