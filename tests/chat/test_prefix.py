@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tokenizers.processors import TemplateProcessing
 
 import model_folders
 import zoo
@@ -74,6 +75,21 @@ def test_only_what_is_new_is_read(tokenizer, tmp_path):
     hook.remove()
     assert read[0] == len(PROMPTS[1])
     assert set(read[1:]) == {1}
+
+
+def test_a_first_token_is_written_once(tokenizer, tmp_path):
+    """By tokenizers that begin every text with one, as Llama's does."""
+    first = ("<end>", tokenizer.eos_token_id)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<end> $A", special_tokens=[first]
+    )
+    pruned, file = attach_uneven(model()), tmp_path / "prefix"
+    assert save_prefix(pruned, tokenizer, PREFIX, file).tokens == len(PREFIX) + 1
+    whole = complete(pruned, tokenizer, [PREFIX + "One"], **OPTIONS)
+    after = complete(pruned, tokenizer, ["One"], prefix=file, **OPTIONS)
+    assert (after.texts, after.dense_bytes) == (whole.texts, whole.dense_bytes)
+    save_prefix(pruned, tokenizer, "One", tmp_path / "both", prefix=file)
+    assert Snapshot.load(tmp_path / "both").tokens == len(PREFIX) + 4
 
 
 def test_a_prefix_after_a_prefix(tokenizer, tmp_path):

@@ -264,6 +264,29 @@ def test_a_budget_ends_the_answer_and_not_the_conversation(pruned, tokenizer):
     assert chat.tokens == other.tokens
 
 
+def test_a_message_of_which_a_part_was_read_leaves_no_trace(pruned, tokenizer, monkeypatch):
+    """A budget that refuses a later chunk in its first layer, before anything has changed."""
+    monkeypatch.setattr(engine, "CHUNK", 4)
+    chat, other = (Chat(pruned, tokenizer, max_new_tokens=8) for _ in range(2))
+    for talk in (chat, other):
+        list(talk.say(TURNS[0]))
+    before, end = state(chat), chat.seen + 8
+
+    def refuse(module, args):
+        if chat.seen >= end:
+            raise BudgetError(1, 2, 3)
+
+    hook = chat.model.register_forward_pre_hook(refuse)
+    with pytest.raises(BudgetError):
+        list(chat.say("And then I said a good deal more."))
+    hook.remove()
+    assert state(chat)[:3] == before[:3]
+    for talk in (chat, other):
+        list(talk.say(TURNS[1]))
+    assert chat.tokens == other.tokens
+    assert chat.kept == other.kept
+
+
 def test_a_dense_model_has_no_budget(dense, tokenizer):
     with pytest.raises(PruneError, match="the model is dense: there is no budget"):
         Chat(dense, tokenizer, budget="1MB")
