@@ -37,6 +37,13 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "time_1000": ("time to read 1,000 tokens, 80 % pruned / dense SDPA", "≤ 1.15"),
         "time_8192": ("time to read 8,192 tokens, 80 % pruned / dense SDPA", "≤ 0.8"),
     },
+    "rows": {
+        "join_and_leave_64_rows_vs_1": (
+            "time of a row of 800 survivors that joins and leaves, 64 rows beside it / one",
+            "≤ 1.2",
+        ),
+        "join_800_tokens_vs_200": ("time of a join, 800 survivors / 200", "≤ 4"),
+    },
     "memory": {
         "bytes_at_80": ("bytes of the cache at 80 % pruned / dense, all counted", "≤ 0.25"),
         "prefill_peak_16000_to_32000": ("peak memory of reading 32,000 tokens / 16,000", "≤ 2.2"),

@@ -262,11 +262,9 @@ class ExtentTable:
         _give_back(self.arena, [e for b, e in enumerate(self._extents) if b not in takes])
         old = self._extents.copy()
         self._extents[:] = [copies[i] if i in copies else old[b] for i, b in enumerate(wanted)]
-        capacity, self._kept = self._where[wanted, -1], self._kept[wanted]
-        capacity[list(copies)] = [roomy(n) for n in self._kept[list(copies)].tolist()]
-        self._where = np.zeros((len(wanted), len(PLACES)), np.int64)
-        for i, slots in enumerate(capacity.tolist()):
-            self._locate(i, slots)
+        self._where, self._kept = self._where[wanted], self._kept[wanted]
+        for i in copies:
+            self._locate(i, roomy(int(self._kept[i])))
 
     def repeat(self, times: int) -> None:
         """Every row `times` times, copies side by side, like `repeat_interleave`."""
