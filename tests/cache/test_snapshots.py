@@ -8,6 +8,7 @@ import zoo
 from helpers import random_ids, uneven_gates
 from kvprune import BudgetError, PrunedCache, PruneError, Snapshot
 from kvprune.cache.arena import Arena
+from kvprune.cache.layer import PrunedLayer
 from kvprune.methods.h2o import H2OConfig
 
 FAMILIES = ["gpt2", "llama", "gemma2"]
@@ -105,6 +106,24 @@ def test_a_join_or_leave_moves_no_other_row():
     cache.leave(10, 64)
     left = [store.table.offsets() for store in cache.stores]
     assert left == [rows[:10] + rows[11:] for rows in before]
+
+
+def test_rows_join_where_the_model_is(monkeypatch):
+    """Not where their file was read, which is the CPU."""
+    pruned, asked = attached(), []
+    cache = PrunedCache(pruned)
+    read(pruned, random_ids(1, 9), cache)
+    snapshot = cache.snapshot()
+    monkeypatch.setattr(kvprune.Pruned, "device", torch.device("meta"))
+
+    def begin(layer, key, value):
+        asked.append((key.device.type, value.device.type))
+        raise StopIteration
+
+    monkeypatch.setattr(PrunedLayer, "begin", begin)
+    with pytest.raises(StopIteration):
+        PrunedCache(pruned).join(snapshot)
+    assert asked == [("meta", "meta")]
 
 
 def test_a_record_goes_along():

@@ -145,6 +145,6 @@ def test_refused(tokenizer, tmp_path):
     chat = Chat(pruned, tokenizer, max_new_tokens=3)
     list(chat.say("Hello"))
     chat.save(tmp_path / "chat")
-    with pytest.raises(PruneError, match="holds chat, not a prefix; use kvprune chat --resume"):
+    with pytest.raises(PruneError, match="holds a chat, not a prefix; use kvprune chat --resume"):
         complete(pruned, tokenizer, ["One"], prefix=tmp_path / "chat")
     assert {path.name for path in tmp_path.iterdir()} == {"prefix", "chat"}

@@ -179,9 +179,7 @@ class PrunedCache(Cache):
 
     def fingerprint(self) -> dict[str, Any]:
         """Of which model, adapter, settings and form of storage its rows are."""
-        pruned = self._pruned()
-        if pruned is None:
-            raise PruneError("the model of this cache is gone; keep what attach or load returned")
+        pruned = self._model()
         return {**pruned.fingerprint(), **self.storage.forms(pruned.model.dtype)}
 
     def snapshot(self, row: int = 0, **notes: Any) -> Snapshot:
@@ -277,6 +275,12 @@ class PrunedCache(Cache):
                 store.table = self.storage.moved(store.table, torch.device(device))
                 store.device = torch.device(device)
         return self
+
+    def _model(self) -> Pruned:
+        pruned = self._pruned()
+        if pruned is None:
+            raise PruneError("the model of this cache is gone; keep what attach or load returned")
+        return pruned
 
     def _tables(self) -> list[SlotTable | ExtentTable]:
         tables = [store.table for store in self.stores if store.table is not None]

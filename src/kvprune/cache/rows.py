@@ -54,8 +54,9 @@ def join(cache: PrunedCache, snapshots: Sequence[Snapshot]) -> list[int]:
         )
     if not snapshots:
         return []
+    device = cache._model().device
     tables = [
-        store.begin(*_no_heads(snapshots[0].layers[number], snapshots[0].fingerprint["dtype"]))
+        store.begin(*_no_heads(snapshots[0].layers[number], fingerprint["dtype"], device))
         for number, store in enumerate(cache.stores)
     ]
     # before anything changes: do they all fit?
@@ -125,10 +126,11 @@ def _pruned_state(store: PrunedLayer, row: int, tokens: int) -> State:
     return state
 
 
-def _no_heads(state: State, dtype: str) -> tuple[Tensor, Tensor]:
+def _no_heads(state: State, dtype: str, device: torch.device) -> tuple[Tensor, Tensor]:
     """Keys and values of no row and no token, as attention would bring them to the layer."""
     shapes = (state[name].shape[1:] for name in ("keys", "values"))
-    key, value = (torch.empty(0, H, 0, D, dtype=getattr(torch, dtype)) for H, D in shapes)
+    form: Any = {"dtype": getattr(torch, dtype), "device": device}
+    key, value = (torch.empty(0, H, 0, D, **form) for H, D in shapes)
     return key, value
 
 

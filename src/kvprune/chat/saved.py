@@ -26,7 +26,8 @@ def load(path: str | Path, kind: Literal["chat", "prefix"]) -> Snapshot:
     found = notes.get("kind")
     if found != kind:
         remedy = f"use {COMMANDS[found]}" if found in COMMANDS else "give another file"
-        raise PruneError(f"{path} holds {found or 'a snapshot'}, not a {kind}; {remedy}")
+        what = found if found in COMMANDS else "snapshot"
+        raise PruneError(f"{path} holds a {what}, not a {kind}; {remedy}")
     bad = [name for name, of in NOTES[kind].items() if not isinstance(notes.get(name), of)]
     if not bad and not all(isinstance(token, int) for token in notes["tokens"]):
         bad = ["tokens"]
@@ -35,7 +36,7 @@ def load(path: str | Path, kind: Literal["chat", "prefix"]) -> Snapshot:
     if not bad and not all(_is_message(message) for message in notes.get("messages", [])):
         bad = ["messages"]
     if bad:
-        raise PruneError(f"{path} is damaged: its {bad[0]} are not what a {kind} has")
+        raise PruneError(f"{path} is damaged: a {kind} with no valid {bad[0]}; save it again")
     return snapshot
 
 
