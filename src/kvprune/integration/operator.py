@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvprune.cache.pruned_cache import PrunedCache
     from kvprune.integration.hooks import Hooks
 
-LIBRARY = torch.library.Library("kvprune", "DEF")
+LIBRARY = torch.library.Library("kvprune", "FRAGMENT")
 LIBRARY.define(
     "attend(Tensor model, Tensor(a!)? cache, int layer, Tensor hidden, Tensor query, Tensor key, "
     "Tensor value, Tensor? mask, Tensor? sinks, float scaling, float? softcap) -> Tensor",

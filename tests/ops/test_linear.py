@@ -1,0 +1,79 @@
+"""Linear layers with few rows: the kernel against plain torch, and models that use it."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import zoo
+from helpers import random, random_ids
+from kvprune.integration.few_rows import slow_down, speed_up
+from kvprune.ops.linear import LINEAR, MOST_ROWS, linear
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+@pytest.mark.parametrize("backend", LINEAR.available())
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 1, 1), (1, 7, 33), (4, 65, 130)])
+@pytest.mark.parametrize("biased", [False, True])
+def test_against_float64(backend, dtype, rows, outputs, inputs, biased):
+    x, weight = random(rows, inputs, dtype=dtype), random(outputs, inputs, seed=1, dtype=dtype)
+    bias = random(outputs, seed=2, dtype=dtype) if biased else None
+    want = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    got = linear(x, weight, bias, backend)
+    assert got.dtype is dtype
+    # one rounding of the result, and float32's of the sum
+    torch.testing.assert_close(got, want.to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_views_are_read_as_they_are():
+    x, weight = random(6, 40, dtype=torch.bfloat16), random(40, 18, dtype=torch.bfloat16)
+    want = F.linear(x[::2, ::2].float(), weight.T[:, ::2].float()).bfloat16()
+    torch.testing.assert_close(linear(x[::2, ::2], weight.T[:, ::2]), want)
+
+
+def test_the_operator_is_sound():
+    weight, bias = random(5, 8).float(), random(5).float()
+    torch.library.opcheck(
+        torch.ops.kvprune.linear.default, (random(2, 8).float(), weight, bias),
+        test_utils=("test_schema", "test_faketensor"),
+    )  # fmt: skip
+
+
+def test_a_model_that_is_sped_up(monkeypatch):
+    model = zoo.make("llama").eval()
+    calls = []
+    monkeypatch.setattr(
+        "kvprune.integration.few_rows.linear",
+        lambda x, *rest: calls.append(len(x)) or linear(x, *rest),
+    )
+    few, many = random_ids(2, 2), random_ids(2, MOST_ROWS)
+    with torch.no_grad():
+        want = model(few).logits, model(many).logits
+        speed_up(model)
+        speed_up(model)  # once is enough
+        torch.testing.assert_close(model(few).logits, want[0])
+        assert calls
+        assert set(calls) <= {2, 4}
+        calls.clear()
+        assert torch.equal(model(many, logits_to_keep=many.shape[1]).logits, want[1])
+        assert not calls
+        twin = copy.deepcopy(model)
+        for weight in model.parameters():
+            weight.zero_()
+        torch.testing.assert_close(twin(few).logits, want[0])  # its own weights
+        assert calls
+    slow_down(twin)
+    assert torch.equal(twin(few).logits, want[0])
+    assert not any("forward" in vars(module) for module in twin.modules())
+
+
+def test_gradients_are_torchs():
+    layer = torch.nn.Linear(6, 3)
+    speed_up(layer)
+    x = random(2, 6).float().requires_grad_()
+    layer(x).sum().backward()
+    assert torch.allclose(x.grad, layer.weight.sum(0).expand(2, -1))
+    assert layer.weight.grad is not None
