@@ -35,7 +35,7 @@ format: $(READY)  ## format the code in place
 	$(BIN)/ruff format .
 
 bench: $(READY)  ## run every benchmark; numbers and a page of ratios in benchmarks/results
-	for name in gate train_step fine_tune kept_memory threads decode prefill memory rows; do \
+	for name in gate train_step fine_tune kept_memory threads linear decode prefill memory rows; do \
 	  $(BIN)/python benchmarks/$$name.py --sizes bench --save || exit 1; done
 	$(BIN)/python benchmarks/page.py
 

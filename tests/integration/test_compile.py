@@ -221,3 +221,50 @@ def test_a_pass_that_broke_off_is_noticed():
         store.table = table
         with pytest.raises(PruneError, match="broke off"):
             compiled(random_ids(2, 1), past_key_values=cache)
+
+
+def test_commands_compile_on_request(tmp_path, monkeypatch, capsys):
+    """The same text, and a clear word where there is no compiler."""
+    from typer.testing import CliRunner
+
+    import model_folders
+    from kvprune.cli import app
+
+    model_folders.byte_tokenizer().save_pretrained(tmp_path)
+    model = zoo.make("gpt2", vocab_size=257)
+    model.save_pretrained(tmp_path)
+    attach_uneven(model).save(tmp_path / "adapter")
+    backend = Counting()
+    compile = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda model, **options: compile(model, **{**options, "backend": backend})
+    )
+
+    def run(*arguments, **kwargs):
+        arguments = [*arguments, "--adapter", tmp_path / "adapter", "--max-new-tokens", 9]
+        done = CliRunner().invoke(app, [str(argument) for argument in arguments], **kwargs)
+        assert done.exception is None, done.exception
+        return done
+
+    want = run("generate", tmp_path, "Once").stdout
+    assert run("generate", tmp_path, "Once", "--compile").stdout == want
+    assert backend.large == 1
+    template = tmp_path / "chat.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    chat = ["chat", tmp_path, "--template", template]
+    said = run(*chat, input="Hello\n").stdout
+    assert run(*chat, "--compile", input="Hello\n").stdout == said
+    assert backend.large == 2
+    monkeypatch.setattr("kvprune.utils.compiling.why_not", lambda device: "there is no compiler")
+    refused = run("generate", tmp_path, "Once", "--compile")
+    assert refused.stdout == want
+    assert "kvprune: not compiled: there is no compiler" in refused.stderr
+    assert backend.large == 2
+
+
+def test_no_compiler_is_said(monkeypatch):
+    from kvprune.utils.compiling import why_not
+
+    assert why_not("cpu") == ""
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", ("/nowhere/c++",))
+    assert why_not("cpu") == "there is no C++ compiler; install g++, or set CXX to one"

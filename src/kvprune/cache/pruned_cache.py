@@ -77,14 +77,14 @@ class PrunedCache(Cache):
         self._pruned = weakref.ref(pruned)
         self._tokens: Tensor | None = None
         self.whole = True  # whether all layers have read the same tokens
-        self.handle = new_handle(self)
+        self._handle = new_handle(self)
 
     # whether `generate` compiles: only if it was asked to
     is_compileable = False
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self.handle = new_handle(self)
+        self._handle = new_handle(self)
 
     @property
     def stores(self) -> list[PrunedLayer]:

@@ -22,7 +22,7 @@ from kvprune.integration.unwrap import unwrap
 from kvprune.utils.checks import check_prompts
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import CompileConfig, PreTrainedModel, PreTrainedTokenizerBase
     from transformers.cache_utils import Cache
 
     from kvprune.cache.snapshot import Snapshot
@@ -42,6 +42,13 @@ class Completion:
     kept_share: float
     cache_bytes: int
     dense_bytes: int  # of a DynamicCache for the same batch, whose rows are padded
+
+
+def compiling() -> CompileConfig:
+    """For `complete(compile_config=...)`: decode steps of any length in one graph."""
+    from transformers import CompileConfig
+
+    return CompileConfig(fullgraph=True, dynamic=True, mode="default")
 
 
 def complete(

@@ -57,6 +57,7 @@ class Chat:
 
     Only the new part of each turn is read. If a template writes earlier turns differently than they
     were read (some omit earlier thinking), `tell` gets a message and the cache is rebuilt.
+    `compiled`: answers by a compiled model, which takes a minute to make.
     `kv` and `budget` are those of `PrunedCache`. What a budget refuses ends the answer, or, if not
     even the message fits, is as if it had not been said.
     """
@@ -74,6 +75,7 @@ class Chat:
         tell: Callable[[str], None] = log.warning,
         kv: str | None = None,
         budget: int | str | None = None,
+        compiled: bool = False,
     ):
         self.model, self.pruned = unwrap(model)
         if self.model.training:
@@ -86,6 +88,7 @@ class Chat:
         self._caches = Caches(self.model, self.pruned, kv=kv, budget=budget)
         self.sampler = Sampler(temperature, top_p, seed, self.model.device)
         self._ends = end_tokens(self.model, tokenizer)
+        self._step: Any = self.model  # called for one token at a time
         self._last_only = (
             {"logits_to_keep": 1}
             if "logits_to_keep" in inspect.signature(type(self.model).forward).parameters
@@ -93,6 +96,8 @@ class Chat:
         )
         self._stop = self._answering = False
         self.reset()
+        if compiled:
+            self._compile()
 
     def reset(self) -> None:
         """Forget the conversation; the system message stays."""
@@ -240,8 +245,9 @@ class Chat:
         if self._cache is None:
             self._cache = self._caches.new()
         row = torch.tensor([tokens], device=self.model.device)
+        run = self._step if len(tokens) == 1 else self.model
         try:
-            out: Any = self.model(
+            out: Any = run(
                 input_ids=row, past_key_values=self._cache, use_cache=True, **self._last_only
             )
         except BaseException as error:
@@ -251,6 +257,13 @@ class Chat:
             raise
         logits: Tensor = out.logits[0, -1]
         return logits
+
+    def _compile(self) -> None:
+        """Make the graph now, so that no answer waits for it; prompts go on without one."""
+        self._step = torch.compile(self.model, fullgraph=True, dynamic=True)
+        for tokens in ([0, 0], [0]):
+            self._forward(tokens)
+        self.reset()
 
     @property
     def seen(self) -> int:

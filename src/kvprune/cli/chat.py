@@ -59,6 +59,7 @@ def chat(
     kv_budget: generation.KvBudget = None,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
+    compile_model: generation.Compile = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per answer.")] = False,
 ) -> None:
     """Talk to a model; each answer is followed by the size of its cache.
@@ -74,10 +75,12 @@ def chat(
         from kvprune.chat import Chat
         from kvprune.integration.handle import Pruned
 
+        if compiled := generation.can_compile(loaded, compile_model):
+            tell("compiling the model")
         conversation = Chat(
             loaded.model, loaded.tokenizer, system=system, max_new_tokens=max_new_tokens,
             temperature=temperature, top_p=top_p, seed=seed, tell=_print_dim, kv=kv,
-            budget=kv_budget,
+            budget=kv_budget, compiled=compiled,
         )  # fmt: skip
         if resume is not None:
             given = {name for name in context.params if _is_given(context, name)}

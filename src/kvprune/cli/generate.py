@@ -71,6 +71,7 @@ def generate(
     kv_budget: generation.KvBudget = None,
     dtype: generation.Dtype = "auto",
     device: generation.Device = None,
+    compile_model: generation.Compile = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Continue a prompt, and report how much of the context the cache still holds."""
@@ -100,6 +101,17 @@ def generate(
         )
         _report_prefix(save_prefix, saved, as_json)
         return
+    if generation.can_compile(loaded, compile_model):
+        from kvprune.chat.completion import compiling
+
+        options["compile_config"] = compiling()
+        with starting() as tell:
+            # its time is not that of the answer: two tokens, the second by the compiled model
+            tell("compiling the model")
+            completion.complete(
+                loaded.model, loaded.tokenizer, texts, 2, as_chat=as_chat, system=system,
+                **storage, **options,
+            )  # fmt: skip
     torch.manual_seed(seed)
     stream = None if as_json or len(texts) > 1 else _write
     result = completion.complete(

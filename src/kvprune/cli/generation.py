@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -82,6 +83,14 @@ KvBudget = Annotated[
         callback=_check_budget,
     ),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        help="Compile the model first: a minute at the start, faster answers. Needs a C++ compiler "
+        "or a GPU.",
+    ),
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda, ...", show_default="cuda if there is one")
 ]
@@ -106,6 +115,7 @@ def load(
 
     tell("importing transformers")
     from kvprune.adapters.load import load_with_tokenizer
+    from kvprune.integration.few_rows import speed_up
     from kvprune.integration.handle import Pruned
 
     quiet()
@@ -117,9 +127,26 @@ def load(
         if not isinstance(loaded.model, Pruned):
             raise PruneError(f"{model} is dense: there is no {next(iter(chosen))} to set")
         loaded.model.adjust(**chosen)
+    host = loaded.model.model if isinstance(loaded.model, Pruned) else loaded.model
+    speed_up(host)
     if isinstance(loaded.model, Pruned):
         _load_kernels(loaded.model, tell, kv)
     return loaded
+
+
+def can_compile(loaded: Loaded, wanted: bool) -> bool:
+    """Whether to compile; if it is wanted and impossible, a line on stderr says why."""
+    if not wanted:
+        return False
+    from kvprune.integration.handle import Pruned
+    from kvprune.utils.compiling import why_not
+
+    if not isinstance(loaded.model, Pruned):
+        raise PruneError("--compile needs a pruned model; leave it out for a dense one")
+    reason = why_not(loaded.model.device.type)
+    if reason:
+        print(f"kvprune: not compiled: {reason}", file=sys.stderr)
+    return not reason
 
 
 def _load_kernels(pruned: Pruned, tell: Tell, kv: str | None) -> None:

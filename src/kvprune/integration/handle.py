@@ -76,7 +76,7 @@ class Pruned:
         self.has_base = True
         self.observer: Observer | None = None
         # for a compiled graph a tensor: the schedule changes it at every step
-        self.alpha_in_graph = torch.zeros((), dtype=torch.float64)
+        self._alpha_in_graph = torch.zeros((), dtype=torch.float64)
         self.alpha = config.start_alpha
         self._hard: bool | None = None
         self.merged = False  # whether LoRA was folded into the model's weights, for good
@@ -175,7 +175,7 @@ class Pruned:
     def alpha(self, alpha: float) -> None:
         self._alpha = check_alpha(alpha)
         self._steep = math.isinf(self._alpha)
-        self.alpha_in_graph.fill_(self._alpha)
+        self._alpha_in_graph.fill_(self._alpha)
 
     @property
     def hard(self) -> bool | None:

@@ -31,7 +31,7 @@ class Hooks:
 
     def __init__(self, pruned: Pruned):
         self.pruned = pruned
-        self.handle = new_handle(self)
+        self._handle = new_handle(self)
         self.latest: ForwardPass | InGraph | None = None
         self.last: Outcome | None = None  # what the last pass left behind
         self.last_training: Outcome | None = None  # the same of the last pass in training mode
@@ -80,7 +80,7 @@ class Hooks:
         if torch.compiler.is_compiling() and cache is None:
             _all_real(kwargs)
         if traced:
-            self.latest = InGraph(self.handle, None if cache is None else cache.handle)
+            self.latest = InGraph(self._handle, None if cache is None else cache._handle)
         else:
             self.latest = self.new_pass(cache)
             self.latest.begun_by = module
@@ -137,7 +137,7 @@ class Hooks:
 
     def new_pass(self, cache: PrunedCache | None) -> ForwardPass:
         own, training = self.pruned, self.pruned.model.training
-        alpha: Any = own.alpha_in_graph if torch.compiler.is_compiling() else own.alpha
+        alpha: Any = own._alpha_in_graph if torch.compiler.is_compiling() else own.alpha
         return ForwardPass(own.working, alpha, own.drops, training, cache, own.observer)
 
     def _check_attention(self) -> None:
@@ -170,7 +170,7 @@ class Hooks:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self.handle = new_handle(self)
+        self._handle = new_handle(self)
 
 
 def _refuse_empty(kwargs: dict[str, Any]) -> None:
