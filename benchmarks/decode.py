@@ -83,6 +83,16 @@ def main() -> None:
     ratios["int8_vs_bfloat16"] = harness.ratio(seconds["bfloat16"], seconds["int8"])
     rows.append(["Llama shape, kv='int8', batch 16, context 8000", "bfloat16",
                  ratios["int8_vs_bfloat16"]])  # fmt: skip
+    for batch in (1, 8):
+        seconds = compiled(batch, repeats, quick)
+        ratios[f"compiled_vs_eager_b{batch}"] = harness.ratio(seconds["eager"], seconds["both"])
+        for name, what in {
+            "compiled": "compiled",
+            "few rows": "our linear layers",
+            "both": "both",
+        }.items():
+            ratio = harness.ratio(seconds["eager"], seconds[name])
+            rows.append([f"SmolLM2's shape, {what}, bfloat16, batch {batch}", "eager", ratio])
     harness.report(args, ratios, ["ours", "against", "ratio"], rows, details)
 
 
@@ -186,6 +196,25 @@ def stored_numbers(repeats: int, quick: bool) -> dict[str, list[float]]:
         cache = filled_cache(attached(model), 8000, kept, **options)
         calls[name] = stepper(model, cache, batch, STEPS)
     return harness.interleave(2 * repeats, calls, warmup=4)
+
+
+def compiled(batch: int, repeats: int, quick: bool) -> dict[str, list[float]]:
+    """SmolLM2's shape after 1,000 tokens: as it is, compiled, with our linear layers, and both."""
+    import torch
+
+    from kvprune.integration.few_rows import speed_up
+
+    plain, calls = llama(2048, 2 if quick else 30, "bfloat16", vocabulary=49152), {}
+    for name in ("eager", "compiled", "few rows", "both"):
+        model = twin(plain)
+        kept = survivors(model.config.num_hidden_layers, batch, CONTEXT, SPARSITY)
+        cache = filled_cache(attached(model), CONTEXT, kept)
+        if name in ("few rows", "both"):
+            speed_up(model)
+        if name in ("compiled", "both"):
+            model = torch.compile(model, fullgraph=True, dynamic=True)
+        calls[name] = stepper(model, cache, batch, STEPS)
+    return harness.interleave(2 * repeats, calls, warmup=2)
 
 
 if __name__ == "__main__":

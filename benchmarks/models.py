@@ -27,10 +27,12 @@ def in_precision(model, precision: str):
     return model
 
 
-def llama(positions: int, layers: int = 12, precision: str = "float32") -> LlamaForCausalLM:
+def llama(
+    positions: int, layers: int = 12, precision: str = "float32", vocabulary: int = 8192
+) -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=8192, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
+        vocab_size=vocabulary, hidden_size=576, intermediate_size=1536, num_hidden_layers=layers,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=positions,
     )  # fmt: skip
     return in_precision(LlamaForCausalLM(config).eval(), precision)
