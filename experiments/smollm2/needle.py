@@ -140,9 +140,11 @@ def encoded(tokenizer: Any, text: str) -> list[int]:
     return ids
 
 
-def ask_all(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
+def ask_all(
+    pruned: Pruned, tokenizer: Any, prompts: list[Prompt], chunk: int | None = None, **options: Any
+) -> list[Row]:
     groups = (prompts[start : start + AT_ONCE] for start in range(0, len(prompts), AT_ONCE))
-    return [row for group in groups for row in ask(pruned, tokenizer, group)]
+    return [row for group in groups for row in ask(pruned, tokenizer, group, chunk, **options)]
 
 
 def held(rows: list[Row]) -> float:
@@ -150,11 +152,17 @@ def held(rows: list[Row]) -> float:
     return mean(rows, "kept")
 
 
-def ask(pruned: Pruned, tokenizer: Any, prompts: list[Prompt]) -> list[Row]:
-    """Read prompts of one length; then decode greedily, and score each choice."""
-    cache = PrunedCache(pruned)
+def ask(
+    pruned: Pruned, tokenizer: Any, prompts: list[Prompt], chunk: int | None = None, **options: Any
+) -> list[Row]:
+    """Read prompts of one length; then decode greedily, and score each choice.
+
+    They are read at once, or `chunk` tokens at a time; `options` are those of the cache.
+    """
+    cache = PrunedCache(pruned, **options)
     ids = torch.tensor([prompt.ids for prompt in prompts])
-    first = step(pruned, cache, ids, keep=1)[:, -1]  # (B, V)
+    for part in ids.split(chunk or ids.shape[1], 1):
+        first = step(pruned, cache, part, keep=1)[:, -1]  # (B, V)
     kept, seen = cache.kept.float().mean(0), cache.seen
     likely = []
     for row, prompt in enumerate(prompts):
