@@ -669,7 +669,11 @@ def test_location_of_the_cache(monkeypatch):
         ("a.txt", b"PK\3\4\0\0\0", "a.txt holds zero bytes.*iconv"),
         ("a.txt", "text".encode("utf-16"), "a.txt is not UTF-8.*iconv"),
         ("a.txt.gz", b"not gzip", "a.txt.gz is not gzip.*remove .gz"),
-        ("a.jsonl.gz", gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9], "a.jsonl.gz .*truncated"),
+        (
+            "a.jsonl.gz",
+            gzip.compress(b'{"text": "x"}' * 99, mtime=0)[:-9],
+            "a.jsonl.gz .*truncated",
+        ),
         ("a.jsonl", b'{"text": "x"}\n{"text": "y\n', "a.jsonl, line 2 is not JSON .Unterminated"),
         ("a.jsonl", b'{"text": "x"}\n\xff\n', "a.jsonl, line 2 is not UTF-8"),
         (

@@ -61,6 +61,9 @@ class PrunedCache(Cache):
         arena: Arena | None = None,
     ):
         self.storage = Storage(store, kv, key_int, budget, arena)
+        self._options: dict[str, Any] = {
+            "record": record, "backend": backend, "store": store, "kv": kv, "key_int": key_int
+        }  # fmt: skip
         layers: list[Any] = list(DynamicCache(config=pruned.model.config).layers)
         columns = pruned.working.columns
         for site in pruned.sites:
@@ -85,6 +88,14 @@ class PrunedCache(Cache):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
         self._handle = new_handle(self)
+
+    def _twin(self) -> PrunedCache:
+        """An empty cache with the same options, in the same arena."""
+        pruned, options = self._model(), dict(self._options)
+        store = self.storage.store
+        if store == "extents" or (store is None and pruned.device.type == "cpu"):
+            options["arena"] = self.storage.arena_on(pruned.device)
+        return PrunedCache(pruned, **options)
 
     @property
     def stores(self) -> list[PrunedLayer]:

@@ -11,6 +11,7 @@ import typer
 
 from kvprune.cli.starting import Tell
 from kvprune.errors import PruneError
+from kvprune.utils.malloc import keep_memory
 from kvprune.utils.parse import in_bytes
 from kvprune.utils.quiet import quiet
 
@@ -119,6 +120,7 @@ def load(
     from kvprune.integration.handle import Pruned
 
     quiet()
+    keep_memory()  # or every layer of a long prompt would request its memory again
     tell(f"loading {model}")
     loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
     if jinja is not None:

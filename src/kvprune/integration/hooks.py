@@ -6,11 +6,11 @@ import inspect
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
-from kvprune.integration import caches, host
+from kvprune.integration import caches, host, reading
 from kvprune.integration.attention import HIDDEN, PASS
 from kvprune.integration.forward_pass import ForwardPass, Outcome
 from kvprune.integration.operator import InGraph
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 # methods of the model that are ours while attached
 PREPARE, BATCH, SAVE = "_prepare_cache_for_generation", "generate_batch", "save_pretrained"
+READ = "_prefill"
 
 
 class Hooks:
@@ -54,11 +55,12 @@ class Hooks:
         setattr(model, PREPARE, self.prepare_cache)
         setattr(model, BATCH, self.refuse)
         setattr(model, SAVE, self.save_pretrained)
+        setattr(model, READ, self.read)
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
-        for name in (PREPARE, BATCH, SAVE):
+        for name in (PREPARE, BATCH, SAVE, READ):
             vars(self.pruned.model).pop(name, None)
 
     def begin(
@@ -155,6 +157,17 @@ class Hooks:
     ) -> None:
         """In place of the model's own: an empty pruned cache, unless the user brought one."""
         caches.of_generate(self.pruned, generation_config, model_kwargs)
+
+    def read(
+        self, ids: Tensor, settings: Any, kwargs: dict[str, Any], is_first_iteration: bool = True
+    ) -> Any:
+        """In place of the model's own: the prompts of `generate`."""
+        plain = is_first_iteration and settings.prefill_chunk_size is None
+        wants = settings.output_hidden_states or settings.output_attentions
+        if plain and not wants and reading.can_group(self.pruned, ids, kwargs):
+            return reading.read(self.pruned, ids, kwargs)
+        model = self.pruned.model
+        return getattr(type(model), READ)(model, ids, settings, kwargs, is_first_iteration)
 
     def refuse(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Continuous batching keeps a paged cache of its own and would ignore pruning."""
