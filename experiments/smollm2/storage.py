@@ -35,8 +35,6 @@ from kvprune.evaluate.points import Points
 from kvprune.ops.never import NEVER
 from kvprune.text.windows import IGNORE, Windows, cut
 
-AT_ONCE = 4  # windows
-
 
 class Form(NamedTuple):
     """How a cache stores keys and values, and interaction keys."""
@@ -90,6 +88,7 @@ def main() -> None:
     parser.add_argument("--few", type=int, default=4096, help="of each text, for the other forms")
     parser.add_argument("--length", type=int, default=1024, help="of a window")
     parser.add_argument("--chunk", type=int, default=64, help="tokens that are read at once")
+    parser.add_argument("--at-once", type=int, default=4, help="windows that are read together")
     parser.add_argument("--name", default="smollm2_storage", help="name of the rows")
     args = parser.parse_args()
     rows = summary(run(args))
@@ -100,10 +99,10 @@ def main() -> None:
 
 def run(args: argparse.Namespace) -> list[Row]:
     """Sums by strength, text, form and group of windows."""
-    size = AT_ONCE * args.length
-    if not 0 < args.few <= args.tokens or args.tokens % size or args.few % size:
+    size = args.at_once * args.length
+    if not 0 <= args.few <= args.tokens or args.tokens % size or args.few % size:
         raise PruneError(
-            f"{args.few} of {args.tokens} tokens cannot be read as groups of {AT_ONCE} windows of "
+            f"{args.few} of {args.tokens} tokens are no groups of {args.at_once} windows of "
             f"{args.length}; choose multiples of {size}"
         )
     subject = common.subject(args)
@@ -116,11 +115,11 @@ def run(args: argparse.Namespace) -> list[Row]:
     }
     rows: list[Row] = []
     # the start of all texts first: early results
-    for start in range(0, args.tokens // args.length, AT_ONCE):
+    for start in range(0, args.tokens // args.length, args.at_once):
         forms = FORMS if start * args.length < args.few else (WHOLE,)
         for adapter in subject.adapters:
             for name, whole in windows.items():
-                part = whole.part(start, start + AT_ONCE)
+                part = whole.part(start, start + args.at_once)
                 done = points[adapter.name]
                 rows += group(subject, adapter, done, name, part, forms, args.chunk)
     return rows

@@ -71,6 +71,13 @@ def test_every_form_is_compared_once(folder, monkeypatch, capsys):
         run(storage, monkeypatch, folder, *args, "--tokens", 200)
 
 
+def test_only_the_form_of_int8_is_decoded(folder, monkeypatch):
+    args = ["--length", 12, "--chunk", 1, "--tokens", 24, "--few", 0, "--at-once", 2]
+    (row,) = run(storage, monkeypatch, folder, "--book", folder / "book.txt", *args)
+    assert (row["tokens"], row["kv"], row["key_int"], row["rotate"]) == (24, *WHOLE)
+    assert row["kl"] > 1e-6
+
+
 def test_the_comparison_against_whole_readings(folder, monkeypatch):
     pruned = kvprune.load(load_base(folder / "model", "float32"), folder / "strong")
     torch.manual_seed(1)
