@@ -29,7 +29,7 @@ SHARED = {"past_key_values", "use_cache", "logits_to_keep", "return_dict"}
 
 def groups(rows: int, length: int) -> list[slice]:
     """Rows that are read together; all of them if the batch is small."""
-    size = max(GROUP // length, 1)
+    size = max(GROUP // max(length, 1), 1)  # no token at all is refused later
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
