@@ -47,12 +47,10 @@ def attached(model: PreTrainedModel) -> kvprune.Pruned:
 
 def real_rows(pruned: kvprune.Pruned, rows: int, length: int) -> torch.Tensor:
     """English text, (rows, length) tokens: parts of what `tiny` was trained on."""
-    from kvprune.adapters.pretrained import load_tokenizer
-
     text = gzip.decompress((files("kvprune.tiny") / "train.txt.gz").read_bytes()).decode()
     part = len(text) // rows
-    tokenizer = load_tokenizer(pruned.model.config.name_or_path)
     texts = [text[row * part :][: 8 * length] for row in range(rows)]
+    tokenizer = pruned.tokenizer
     return torch.tensor([tokenizer(text, verbose=False).input_ids[:length] for text in texts])
 
 

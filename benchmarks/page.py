@@ -32,10 +32,33 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
             "time per token at context 32,000 / at 1,000, 256 survivors", "≤ 1.1",
         ),
         "uneven_vs_ideal": ("time per step with uneven rows / with even ones", "≤ 1.1"),
+        "extents_vs_slots": ("tokens/s, extents against slots, batch 32, even rows", "≥ 0.97"),
+        "extents_vs_slots_uneven": ("the same, uneven rows", "≥ 1"),
+        "int8_vs_bfloat16": (
+            "tokens/s, int8 against bfloat16, batch 16, 80 % of 8,000 pruned", "≥ 1.2",
+        ),
+        "compiled_vs_eager_b1": (
+            "tokens/s, compiled and with our linear layers against eager, SmolLM2's shape, batch 1",
+            "≥ 1.5",
+        ),
+        "compiled_vs_eager_b8": ("the same, batch 8", "≥ 1.2"),
+    },
+    "linear": {
+        "linear_bfloat16_m1": (
+            "a linear layer with one row, bfloat16: speed of our kernel against torch's", "≥ 1.5",
+        ),
+        "linear_bfloat16_m4": ("the same, four rows", "≥ 1"),
+        "linear_float32_m1": ("the same, float32, one row", "≥ 1"),
     },
     "prefill": {
         "time_1000": ("time to read 1,000 tokens, 80 % pruned / dense SDPA", "≤ 1.15"),
         "time_8192": ("time to read 8,192 tokens, 80 % pruned / dense SDPA", "≤ 0.8"),
+        "time_1000_bfloat16": ("the same of 1,000, bfloat16", "≤ 1.15"),
+        "time_8192_bfloat16": ("the same of 8,192, bfloat16", "≤ 0.8"),
+        "read_vs_products_16x1000": (
+            "time to read 16 x 1,000 tokens of real text / its matrix products, SmolLM2", "≤ 1.35",
+        ),
+        "read_vs_products_16x2000": ("the same, 16 x 2,000", "≤ 1.4"),
     },
     "rows": {
         "join_and_leave_64_rows_vs_1": (
@@ -45,6 +68,12 @@ QUESTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "join_800_tokens_vs_200": ("time of a join, 800 survivors / 200", "≤ 4"),
     },
     "memory": {
+        "smollm2_bytes_vs_kept": (
+            "bytes of SmolLM2's cache / its kept K and V: 16 x 2,000 tokens, strength 80", "≤ 1.15",
+        ),
+        "smollm2_bytes_vs_dense": ("the same / a dense cache", ""),
+        "smollm2_int8_vs_dense": ("the same in int8 / a dense cache of bfloat16", "≤ 0.1"),
+        "ages_bytes_vs_kept": ("64 rows of 10 to 2,000 tokens / their kept K and V", "≤ 1.15"),
         "bytes_at_80": ("bytes of the cache at 80 % pruned / dense, all counted", "≤ 0.25"),
         "prefill_peak_16000_to_32000": ("peak memory of reading 32,000 tokens / 16,000", "≤ 2.2"),
     },
