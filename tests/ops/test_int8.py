@@ -91,3 +91,12 @@ def test_the_kernel_and_the_plain_version_decode_alike(B, H, G, D, rotate, key_i
         for name, column in tables[0].row(b).items():
             assert column.equal(tables[1].row(b)[name]), name
     assert tables[0].nbytes < 0.5 * exact.nbytes
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_output_has_the_dtype_of_the_query(dtype, backend):
+    table = ExtentTable(1, 2, 16, rank=0, dtype=dtype, kv="int8")
+    heads = [torch.randn(1, H, 1, 16).to(dtype) for H in (4, 2, 2)]
+    new = NewToken(*heads, torch.zeros(1, dtype=torch.long), None)
+    assert decode(table, new, AttentionForm(0.25), backend=backend).output.dtype is dtype

@@ -79,7 +79,7 @@ def decode(
     kernels.step(*arrays, *rules, *rows, *result)
     table.finish()
     dropped = torch.from_numpy(result.dropped)
-    output = output if query.dtype is f32 else output.to(new.query.dtype)
+    output = output if new.query.dtype is f32 else output.to(new.query.dtype)
     return Decoded(output, dropped, None if p is None else p[..., : table.width])
 
 
