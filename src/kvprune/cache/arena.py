@@ -18,15 +18,16 @@ from kvprune.utils.parse import in_bytes
 # a new chunk takes a 32nd of what is held, within limits
 CHUNK_SHARE = 32
 MIN_CHUNK, MAX_CHUNK = 2**13, 2**26
-# gaps may take a 16th of what is held, or so much
-GAP_SHARE, MIN_GAPS = 16, 2**14
+# gaps may take a 16th of what is held, or so much: closing those of a small arena at every few
+# tokens costs more time than a step
+GAP_SHARE, MIN_GAPS = 16, 2**20
 
 
 class Arena:
     """Chunks of one device. Several caches may share one, and with it one budget.
 
     `held` is what the chunks take, `used` what the extents take. The rest is gaps, which `settle`
-    keeps below a sixteenth of what is held, or one small chunk. With a budget no more than that is
+    keeps below a sixteenth of what is held, or a megabyte. With a budget no more than that is
     ever held: what would not fit is refused, and nothing has changed.
     An arena that is not `shared` belongs to one cache, and is copied with it.
     """
@@ -41,6 +42,7 @@ class Arena:
         self.budget = in_bytes(budget, "budget") if isinstance(budget, str) else budget
         self.chunks: list[Chunk] = []
         self.held = self.used = 0
+        self._left = 0  # gaps that could not be closed the last time
 
     def take(self, size: int, owner: Owner) -> Extent:
         """An extent of at least this many bytes."""
@@ -62,9 +64,12 @@ class Arena:
 
     def settle(self) -> None:
         """Close gaps if they have become too large; extents move, and their owners are told."""
-        gaps = self.held - self.used
-        if gaps > MIN_GAPS and gaps * GAP_SHARE > self.held:
-            self.close_gaps(self.held // (2 * GAP_SHARE), self._usual())
+        gaps, some = self.held - self.used, self.held // (2 * GAP_SHARE)
+        self._left = min(self._left, gaps)
+        # not again for the same gaps: those of a few large extents cannot always be closed
+        if gaps > MIN_GAPS and gaps > self._left + 2 * some:
+            self.close_gaps(some, self._usual())
+            self._left = self.held - self.used
 
     def trim(self) -> None:
         """Leave hardly any gaps: for when nothing more is expected soon."""
