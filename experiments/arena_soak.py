@@ -85,6 +85,10 @@ class Watched(Arena):
         self.peak = max(self.peak, self.held)
         return chunk
 
+    def _usual(self) -> int:
+        # the rows are few: most would have a chunk of their own, and nothing would be moved
+        return 6144
+
 
 class Kept:
     """A row outside of any table, as a snapshot keeps it."""

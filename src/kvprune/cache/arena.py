@@ -18,17 +18,18 @@ from kvprune.utils.parse import in_bytes
 # a new chunk takes a 32nd of what is held, within limits
 CHUNK_SHARE = 32
 MIN_CHUNK, MAX_CHUNK = 2**13, 2**26
-# gaps may take a 16th of what is held, or so much: closing those of a small arena at every few
-# tokens costs more time than a step
-GAP_SHARE, MIN_GAPS = 16, 2**20
+# a chunk is for so many extents, or for one: two or three would leave an end that fits none
+MIN_EXTENTS = 8
+# gaps may take a 16th of what is held, or so much
+GAP_SHARE, MIN_GAPS = 16, 2**14
 
 
 class Arena:
     """Chunks of one device. Several caches may share one, and with it one budget.
 
     `held` is what the chunks take, `used` what the extents take. The rest is gaps, which `settle`
-    keeps below a sixteenth of what is held, or a megabyte. With a budget no more than that is
-    ever held: what would not fit is refused, and nothing has changed.
+    keeps below a sixteenth of what is held and the newest chunk, where it can. With a budget no
+    more than that is ever held: what would not fit is refused, and nothing has changed.
     An arena that is not `shared` belongs to one cache, and is copied with it.
     """
 
@@ -42,7 +43,6 @@ class Arena:
         self.budget = in_bytes(budget, "budget") if isinstance(budget, str) else budget
         self.chunks: list[Chunk] = []
         self.held = self.used = 0
-        self._left = 0  # gaps that could not be closed the last time
 
     def take(self, size: int, owner: Owner) -> Extent:
         """An extent of at least this many bytes."""
@@ -65,11 +65,9 @@ class Arena:
     def settle(self) -> None:
         """Close gaps if they have become too large; extents move, and their owners are told."""
         gaps, some = self.held - self.used, self.held // (2 * GAP_SHARE)
-        self._left = min(self._left, gaps)
-        # not again for the same gaps: those of a few large extents cannot always be closed
-        if gaps > MIN_GAPS and gaps > self._left + 2 * some:
+        newest = self.chunks[-1].size if self.chunks else 0
+        if gaps > max(2 * some, MIN_GAPS) + newest:
             self.close_gaps(some, self._usual())
-            self._left = self.held - self.used
 
     def trim(self) -> None:
         """Leave hardly any gaps: for when nothing more is expected soon."""
@@ -114,7 +112,8 @@ class Arena:
         return place
 
     def _make_room(self, size: int) -> tuple[Chunk, int]:
-        for chunk in (max(size, self._usual()), size):
+        usual = self._usual()
+        for chunk in (usual if size * MIN_EXTENTS <= usual else size, size):
             if self._allows(chunk):
                 return self._add(chunk), 0
         self.close_gaps()

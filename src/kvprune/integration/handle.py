@@ -174,7 +174,7 @@ class Pruned:
     @alpha.setter
     def alpha(self, alpha: float) -> None:
         self._alpha = check_alpha(alpha)
-        self._steep = math.isinf(self._alpha)
+        self._steep = math.isinf(self._alpha)  # a graph that asked α itself would depend on it
         self._alpha_in_graph.fill_(self._alpha)
 
     @property

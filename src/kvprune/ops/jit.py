@@ -17,6 +17,9 @@ Array: TypeAlias = npt.NDArray[Any]
 Scalar: TypeAlias = Any
 Float64s: TypeAlias = npt.NDArray[np.float64]
 
+# sums may be reordered; NaN and infinities keep their meaning
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+
 _njit: Any = numba.njit
 
 

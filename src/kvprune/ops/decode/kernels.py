@@ -15,10 +15,7 @@ from numba import prange
 
 from kvprune.ops.decode.scalar import at, exp, widen
 from kvprune.ops.decode.table import PLACES
-from kvprune.ops.jit import Array, Scalar, njit
-
-# sums may be reordered; NaN and infinities keep their meaning
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+from kvprune.ops.jit import FASTMATH, Array, Scalar, njit
 
 # slots that stay in the first-level cache while the query heads of a group take turns
 BLOCK = 32

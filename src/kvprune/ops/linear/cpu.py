@@ -8,10 +8,8 @@ from numba import prange
 from torch import Tensor
 
 from kvprune.ops.decode.scalar import BITS, at, widen
-from kvprune.ops.jit import Array, njit
+from kvprune.ops.jit import FASTMATH, Array, njit
 from kvprune.ops.threads import use_threads
-
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 # how a kernel is told what lies at an address
 KINDS = {dtype: np.empty(0, bits) for dtype, bits in BITS.items()}
