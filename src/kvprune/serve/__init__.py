@@ -1,0 +1,1 @@
+"""A server: many requests at once through one pruned model, behind OpenAI's API."""
