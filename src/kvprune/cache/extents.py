@@ -135,6 +135,17 @@ class ExtentTable:
         """Bytes of its extents."""
         return sum(extent.size for extent in self._extents if extent is not None)
 
+    def row_nbytes(self) -> Array:
+        """Bytes of each row's extent: (B,)."""
+        return np.asarray(self._where[:, -1] * self.layout.slot_nbytes)
+
+    def growth(self) -> Array:
+        """Bytes that one more token takes in each row: (B,); 0 where there is room."""
+        full = self._kept >= self._where[:, -1]
+        slots = self._kept + 1
+        roomy = -(-(slots + slots // 16) // STEP) * STEP
+        return np.where(full, (roomy - self._where[:, -1]) * self.layout.slot_nbytes, 0)
+
     @property
     def slot_nbytes(self) -> int:
         return self.layout.slot_nbytes
@@ -231,6 +242,19 @@ class ExtentTable:
         self._extents += [None] * count
         self._where = np.concatenate([self._where, np.zeros((count, len(PLACES)), np.int64)])
         self._kept = np.concatenate([self._kept, np.zeros(count, np.int64)])
+
+    def take_over(self, other: ExtentTable) -> None:
+        """All rows of a table in the same arena, where they lie; it is empty afterwards."""
+        if other.arena is not self.arena or other.layout.form != self.layout.form:
+            raise PruneError("rows can be taken over from a table of the same arena and layout")
+        for extent in other._extents:
+            if extent is not None:
+                extent.owner = weakref.ref(self)
+        self._extents += other._extents
+        self._where = np.concatenate([self._where, other._where])
+        self._kept = np.concatenate([self._kept, other._kept])
+        other._extents.clear()
+        other._where, other._kept = other._where[:0], other._kept[:0]
 
     def put(self, b: int, columns: Mapping[str, Tensor]) -> None:
         """Fill an empty row with what `row` gave, of this table or of one with the same layout."""

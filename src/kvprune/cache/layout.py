@@ -109,6 +109,12 @@ class Layout:
         """Bytes of one token's key and value in a dense cache."""
         return self.heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
 
+    @property
+    def form(self) -> tuple[object, ...]:
+        """Equal for layouts that read each other's extents."""
+        sizes = self.heads, self.key_dim, self.value_dim, self.rank, dict(self.extra)
+        return *sizes, self.dtype, self.stored, self.int_stored
+
     def nbytes(self, capacity: int) -> int:
         """Bytes of an extent."""
         return capacity * self.slot_nbytes

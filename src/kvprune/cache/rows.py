@@ -19,8 +19,13 @@ if TYPE_CHECKING:
     from kvprune.cache.pruned_cache import PrunedCache
 
 
-def take_snapshot(cache: PrunedCache, row: int, notes: dict[str, Any]) -> Snapshot:
-    """What the cache holds of a row, as copies."""
+def take_snapshot(
+    cache: PrunedCache,
+    row: int,
+    notes: dict[str, Any],
+    fingerprint: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """What the cache holds of a row, as copies; fingerprint: of the cache, if it is known."""
     rows = len(cache.tokens)
     if not 0 <= row < rows:
         raise PruneError(f"row {row} does not exist; the cache has {rows}")
@@ -30,12 +35,21 @@ def take_snapshot(cache: PrunedCache, row: int, notes: dict[str, Any]) -> Snapsh
     pads = cache.seen - tokens
     layers = tuple(_pruned_state(store, row, tokens) for store in cache.stores)
     others = tuple(_other_state(layer, row, pads) for layer in _others(cache))
-    return Snapshot(tokens, layers, others, cache.fingerprint(), notes)
+    known = cache.fingerprint() if fingerprint is None else fingerprint
+    return Snapshot(tokens, layers, others, known, notes)
 
 
-def join(cache: PrunedCache, snapshots: Sequence[Snapshot]) -> list[int]:
-    """Add a row for each snapshot, and return their numbers; all are checked before any goes in."""
-    fingerprint, recorded = cache.fingerprint(), cache.stores[0].record is not None
+def join(
+    cache: PrunedCache,
+    snapshots: Sequence[Snapshot],
+    fingerprint: Mapping[str, Any] | None = None,
+) -> list[int]:
+    """Add a row for each snapshot, and return their numbers; all are checked before any goes in.
+
+    fingerprint: of the cache, if it is known.
+    """
+    fingerprint = cache.fingerprint() if fingerprint is None else fingerprint
+    recorded = cache.stores[0].record is not None
     for snapshot in snapshots:
         snapshot.check(fingerprint)
         if recorded and any("drop_step" not in state for state in snapshot.layers):
@@ -100,6 +114,28 @@ def leave(cache: PrunedCache, rows: Sequence[int]) -> None:
     if not _others(cache):  # whose rows keep their pads
         for store in cache.stores:
             store.seen = int(cache.tokens.max()) if len(stay) else 0
+
+
+def take_over(cache: PrunedCache, other: PrunedCache) -> list[int]:
+    """Add the rows of a cache in the same arena, where they lie, and return their numbers."""
+    first = 0 if cache.stores[0].table is None else len(cache.tokens)
+    lengths = [*(cache.tokens.tolist() if first else []), *other.tokens.tolist()]
+    for store, source in zip(cache.stores, other.stores, strict=True):
+        assert isinstance(source.table, ExtentTable)
+        if store.table is None:
+            key, value, _ = source.table.shapes
+            form: Any = {"dtype": source.dtype, "device": source.device}
+            shapes = ((0, H, 0, D) for _, H, _, D in (key, value))
+            store.begin(*(torch.empty(shape, **form) for shape in shapes))
+        assert isinstance(store.table, ExtentTable)
+        store.table.take_over(source.table)
+        store.seen = max(lengths)
+        if store.record is not None and source.record is not None:
+            for step in source.record.step:
+                store.record.add_row(step)
+    cache.tokens = torch.tensor(lengths)
+    other.reset()
+    return list(range(first, len(lengths)))
 
 
 def take_dense_snapshot(

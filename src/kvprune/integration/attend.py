@@ -40,9 +40,12 @@ class Call(NamedTuple):
     value: Tensor  # (B, H, T, Dv)
     form: AttentionForm
     training: bool
+    cast: Ballot | None = None  # if it is known already
 
     def ballot(self) -> Ballot | None:
         """What the layer's tokens bring to a vote; None if the method does not learn."""
+        if self.cast is not None:
+            return self.cast
         interaction = self.layer.interaction
         return None if interaction is None else interaction(self.hidden)
 

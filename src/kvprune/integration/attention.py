@@ -11,6 +11,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvprune.errors import PruneError
 from kvprune.integration import host
 from kvprune.integration.attend import Call, attend
+from kvprune.integration.flat import FlatPass
 from kvprune.integration.forward_pass import ForwardPass
 from kvprune.integration.layer import Layer, layer_of
 from kvprune.integration.operator import InGraph, attend_in_graph
@@ -37,7 +38,7 @@ def attention(
 
     query: (B, Hq, T, D), key, value: (B, Hkv, T, D) → (B, T, Hq, D)
     """
-    forward_pass: ForwardPass | InGraph | None = kwargs.pop(PASS, None)
+    forward_pass: ForwardPass | InGraph | FlatPass | None = kwargs.pop(PASS, None)
     hidden: Tensor | None = kwargs.pop(HIDDEN, None)
     layer = layer_of(module)
     if layer is None:
@@ -57,6 +58,8 @@ def attention(
         states = hidden, query, key, value
         return attend_in_graph(forward_pass, layer.number, *states, attention_mask, form), None
     call = Call(layer, hidden, query, key, value, form, module.training)
+    if isinstance(forward_pass, FlatPass):
+        return forward_pass.attend(call).transpose(1, 2).contiguous(), None
     out = attend(forward_pass, call, forward_pass.timeline(attention_mask, query))
     return out.transpose(1, 2).contiguous(), None
 

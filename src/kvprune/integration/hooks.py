@@ -12,6 +12,7 @@ from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
 from kvprune.integration import caches, host, reading
 from kvprune.integration.attention import HIDDEN, PASS
+from kvprune.integration.flat import FlatPass
 from kvprune.integration.forward_pass import ForwardPass, Outcome
 from kvprune.integration.operator import InGraph
 from kvprune.utils.handles import new_handle
@@ -33,7 +34,7 @@ class Hooks:
     def __init__(self, pruned: Pruned):
         self.pruned = pruned
         self._handle = new_handle(self)
-        self.latest: ForwardPass | InGraph | None = None
+        self.latest: ForwardPass | InGraph | FlatPass | None = None
         self.last: Outcome | None = None  # what the last pass left behind
         self.last_training: Outcome | None = None  # the same of the last pass in training mode
         model = pruned.model
