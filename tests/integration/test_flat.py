@@ -88,10 +88,13 @@ def test_rows_that_were_taken_over_decode_together(options):
         after = [store.table.offsets() for store in batch.stores]
         assert after == [[*a, *b] for a, b in zip(before or [[]] * 3, offsets, strict=True)]
         alone = read(ids, n)
-        want.append([
-            flat_forward(pruned, [Part(alone, ids[:, t : t + 1], pruned.working)], torch.tensor([0]))
-            for t in range(n, n + 6)
-        ])  # fmt: skip
+        last = torch.tensor([0])
+        want.append(
+            [
+                flat_forward(pruned, [Part(alone, ids[:, t : t + 1], pruned.working)], last)
+                for t in range(n, n + 6)
+            ]
+        )
     for t in range(6):
         ids = torch.cat([x[:, n + t : n + t + 1] for x, n in zip(texts, lengths, strict=True)])
         logits = flat_forward(pruned, [Part(batch, ids, pruned.working)], torch.arange(3))
@@ -105,7 +108,7 @@ def test_rows_that_were_taken_over_decode_together(options):
 
 
 def test_models_that_cannot():
-    with pytest.raises(PruneError, match="layer 0 .*and 1 more"):
+    with pytest.raises(PruneError, match=r"layer 0 .*and 1 more"):
         check_flat(attach_uneven(zoo.make("gemma2")))
     check_flat(attach_uneven(zoo.make("llama")))
 

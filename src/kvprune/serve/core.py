@@ -1,0 +1,357 @@
+"""Serves requests, a step at a time: plain calls, no threads."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from kvprune.chat.template import end_tokens
+from kvprune.errors import BudgetError
+from kvprune.ops.never import NEVER
+from kvprune.serve.choice import Choice, Sink
+from kvprune.serve.prefixes import Prefixes
+from kvprune.serve.request import (
+    Drops,
+    Event,
+    Finish,
+    Request,
+    RequestError,
+    RowStatus,
+    Status,
+    Token,
+)
+from kvprune.serve.runner import Runner
+from kvprune.serve.sampling import log_probabilities
+from kvprune.serve.scheduler import Admission, Plan, Scheduler
+
+if TYPE_CHECKING:
+    from kvprune.integration.handle import Pruned
+
+log = logging.getLogger(__name__)
+
+# requests with a report whose record is kept after they have ended
+TRACES = 16
+
+COUNTERS = (
+    "preemptions", "prompt_tokens", "generation_tokens", "requests_stop", "requests_length",
+    "requests_cancelled", "requests_error", "prefix_queries", "prefix_hits", "prefix_hit_tokens",
+    "seen_slots", "steps", "admitted", "forecast_error", "read_again",
+)  # fmt: skip
+
+
+class Core:
+    """The rows of all requests, from their first token to their last event."""
+
+    def __init__(
+        self,
+        pruned: Pruned,
+        budget: int,
+        prefix_budget: int,
+        kv: str | None = None,
+        max_rows: int = 64,
+        chunk: int = 512,
+        admission: Admission = "forecast",
+    ):
+        self.pruned, self.tokenizer, self.budget = pruned, pruned.tokenizer, budget
+        self.ends = frozenset(end_tokens(pruned.model, self.tokenizer))
+        self.runner = Runner(pruned, budget, kv)
+        self.scheduler = Scheduler(self.runner, budget, max_rows, chunk, admission)
+        self.scheduler.forecast.kept = 0.5 if pruned.working.prunes else 1.0
+        self.prefixes = Prefixes(prefix_budget)
+        self.requests: dict[str, list[Choice]] = {}
+        self.traces: OrderedDict[str, tuple[list[int], Tensor]] = OrderedDict()
+        self._news: dict[Sink, list[Event]] = {}
+        self._parked = 0  # bytes of rows that were preempted
+        self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0)
+        self.counters["dropped_by_layer"] = [0] * self.runner.layers
+
+    @property
+    def waiting(self) -> int:
+        """Choices that have not begun yet."""
+        return sum(
+            not choice.preemptions and choice not in self.scheduler.running
+            for choices in self.requests.values()
+            for choice in choices
+        )
+
+    def begin(self, request: Request, sink: Sink, pins: bool = False) -> None:
+        """A request comes; `pins`: its prompt is kept as a prefix."""
+        at_once = self.runner.method(request.settings).cuts_prompts
+        choices = [
+            Choice(request, index, sink, self.tokenizer, at_once) for index in range(request.n)
+        ]
+        first = choices[0]
+        first.pins = pins
+        if not first.all_logits:
+            self.counters["prefix_queries"] += 1
+            if prefix := self.prefixes.find(first.tokens, first.prefix_kind):
+                first.snapshot, first.cached = prefix.snapshot, prefix.snapshot.tokens
+                first.done = first.cached
+                self.counters["prefix_hits"] += 1
+                self.counters["prefix_hit_tokens"] += first.cached
+        self.requests[request.id] = choices
+        self.counters["prompt_tokens"] += first.prompt
+        # the others go on from the first one's prompt
+        self.scheduler.add(first)
+
+    def step(self) -> None:
+        """Rows leave and come, a forward pass, and a token for each row that caught up."""
+        plan = self.scheduler.plan()
+        for row in plan.too_large:
+            self._end_too_large(_choice(row))
+        if not plan.too_large and (plan.work or plan.preempt):
+            self._move_rows(plan)
+            if plan.work:
+                self._forward(plan)
+
+    def _move_rows(self, plan: Plan) -> None:
+        for row in plan.preempt:
+            choice = _choice(row)
+            self.counters["preemptions"] += 1
+            size = self.runner.held(choice)
+            # on top of the budget for prefixes, which give way
+            self.prefixes.shrink(self.prefixes.budget - self._parked - size)
+            if self._parked + size + self.prefixes.bytes <= self.prefixes.budget:
+                choice.snapshot = self.runner.snapshot(choice)
+                self._parked += choice.snapshot.nbytes
+                choice.parked = choice.snapshot.nbytes
+            self.runner.leave(choice)
+            if choice.snapshot is None:
+                choice.done = 0
+        self.scheduler.apply(plan)
+        for row in plan.admit:
+            choice = _choice(row)
+            self._parked -= choice.parked
+            choice.parked = 0
+            self.runner.enter(choice)
+            self.counters["admitted"] += 1
+
+    def _forward(self, plan: Plan) -> None:
+        work = {_choice(row): count for row, count in plan.work.items()}
+        try:
+            logits = self.runner.step({row: count for row, count in work.items()})  # noqa: C416
+        except BudgetError as error:
+            log.warning("all rows are read again: %s", error)
+            self._read_all_again()
+            return
+        self.counters["steps"] += 1
+        self.counters["seen_slots"] += sum(work.values()) * self.runner.layers
+        ready = []
+        for choice in work:
+            if choice.all_logits and choice.done <= choice.prompt:
+                self._note_prompt(choice, logits[choice], work[choice])
+            if choice.done in choice.stops_at or (choice.done == choice.prompt and not choice.new):
+                self._keep_prefix(choice, choice.stops_at)
+            if choice.left == 0:
+                ready.append(choice)
+        for choice in ready:
+            if choice.index == 0 and not choice.new and choice.request.n > 1:
+                self._fork(choice, logits[choice][-1:])
+        self._sample({choice: logits[choice][-1] for choice in ready})
+        self._report(work)
+
+    def _sample(self, logits: dict[Choice, Tensor]) -> None:
+        """Choose the next token of each row, and tell."""
+        if not logits:
+            return
+        ends = {choice: choice.banned(self.ends) for choice in logits}
+        easy = [c for c in logits if c.sampler.plain and not ends[c] and c.request.max_tokens]
+        best = dict(zip(easy, _argmax([logits[choice] for choice in easy]), strict=True))
+        for choice, row in logits.items():
+            if not choice.request.max_tokens:
+                self._end(choice, choice.event(finish="length"))
+                continue
+            token = best.get(choice)
+            if token is None:
+                token = choice.sampler.choose(row.float().cpu().clone(), ends[choice])
+            asked = choice.request.logprobs
+            if asked is None:
+                news = Token(token)
+            else:
+                news = log_probabilities(row[None].cpu(), [token], asked)[0]
+            self.counters["generation_tokens"] += 1
+            event = choice.take(news, self.ends)
+            if event.finish:
+                self._end(choice, event)
+            else:
+                self._tell(choice, event)
+
+    def _fork(self, first: Choice, logits: Tensor) -> None:
+        """The prompt is read: the other choices begin from here, with a token of their own."""
+        snapshot = self.runner.snapshot(first)
+        for choice in self.requests[first.request.id][1:]:
+            choice.snapshot, choice.cached, choice.done = snapshot, first.cached, first.done
+            choice.prompt_logs = list(first.prompt_logs)
+            self.scheduler.add(choice)
+            self._sample({choice: logits[0]})
+
+    def _note_prompt(self, choice: Choice, logits: Tensor, count: int) -> None:
+        """Log-probabilities of the tokens that follow those that were just read."""
+        asked = choice.request.prompt_logprobs or 0
+        if not choice.prompt_logs:
+            choice.prompt_logs.append(Token(choice.tokens[0]))
+        start = choice.done - count
+        following = choice.tokens[start + 1 : choice.done + 1]
+        choice.prompt_logs += log_probabilities(logits[: len(following)].cpu(), following, asked)
+
+    def _keep_prefix(self, choice: Choice, boundaries: Iterable[int]) -> None:
+        """Keep a row at a boundary, or if it is to be pinned."""
+        pins = choice.pins and choice.done == choice.prompt
+        if choice.done not in boundaries and not pins:
+            return
+        tokens = choice.tokens[: choice.done]
+        if pins or self.prefixes.wants(tokens, choice.prefix_kind):
+            snapshot = self.runner.snapshot(choice)
+            self.prefixes.add(tokens, choice.prefix_kind, snapshot, pinned=pins)
+
+    def _report(self, work: dict[Choice, int]) -> None:
+        """Tell what was dropped, to those who asked; rows that ended were told."""
+        for choice in work:
+            if choice.request.report and choice in self.scheduler.running:
+                self._tell(choice, replace(choice.event(), drops=self._drops(choice)))
+
+    def _drops(self, choice: Choice) -> Drops:
+        step = self.runner.drop_step(choice)
+        gone, old = step < NEVER, choice.dropped
+        fresh = gone.clone()
+        if old is not None:
+            fresh[:, : old.shape[1]] &= ~old
+        choice.dropped = gone
+        layers = []
+        for layer in fresh.any(1).nonzero()[:, 0].tolist():
+            at = fresh[layer].nonzero()[:, 0]
+            pairs = zip(at.tolist(), step[layer, at].tolist(), strict=True)
+            layers.append((layer, tuple(pairs)))
+        return Drops(
+            choice.done,
+            tuple(layers),
+            tuple(self.runner.kept(choice)),
+            self.runner.held(choice),
+            choice.done * self.runner.dense_slot,
+        )
+
+    def _end(self, choice: Choice, event: Event) -> None:
+        """A choice has ended: its row goes, and a later turn may go on from it."""
+        request = choice.request
+        running = choice in self.scheduler.running
+        if running and choice.done:
+            if request.report:
+                event = replace(event, drops=self._drops(choice))
+                if choice.index == 0:
+                    record = self.runner.drop_step(choice).clone()
+                    self.traces[request.id] = choice.tokens[: choice.done], record
+                    while len(self.traces) > TRACES:
+                        self.traces.popitem(last=False)
+            kept = self.runner.kept(choice)
+            dropped = self.counters["dropped_by_layer"]
+            self.counters["dropped_by_layer"] = [
+                a + choice.done - b for a, b in zip(dropped, kept, strict=True)
+            ]
+            if event.finish in ("stop", "length") and choice.new and not choice.all_logits:
+                self._keep_prefix(choice, (choice.done,))
+        self._tell(choice, event)
+        self.counters[f"requests_{event.finish}"] += 1
+        self.scheduler.remove(choice)
+        self.counters["forecast_error"] = self.scheduler.forecast.error
+        self._parked -= choice.parked
+        if running:
+            self.runner.leave(choice)
+        choices = self.requests[request.id]
+        choices.remove(choice)
+        if not choices:
+            del self.requests[request.id]
+
+    def end_all(self, id: str, finish: Finish, error: RequestError | None = None) -> None:
+        """End all choices of a request, whatever they are doing."""
+        for choice in list(self.requests.get(id, [])):
+            known = choice in self.scheduler.running or choice in self.scheduler.waiting
+            if known:
+                self._end(choice, choice.event(finish=finish, error=error))
+                continue
+            # it waits for the first one's prompt
+            self._tell(choice, choice.event(finish=finish, error=error))
+            self.requests[id].remove(choice)
+            if not self.requests[id]:
+                del self.requests[id]
+
+    def _end_too_large(self, choice: Choice) -> None:
+        """Even alone the row does not fit: an answer ends here, a prompt cannot be read."""
+        if choice.new:
+            self._end(choice, choice.event(finish="length"))
+            return
+        error = RequestError(
+            f"the prompt of {choice.prompt:,} tokens does not fit into the {self.budget:,} bytes "
+            f"that all caches may take: after {choice.done:,} of them it holds "
+            f"{self.runner.held(choice):,}; shorten it, or start the server with a larger "
+            f"--kv-budget",
+            code="context_length_exceeded",
+            param="prompt",
+        )
+        self.end_all(choice.request.id, "error", error)
+
+    def _read_all_again(self) -> None:
+        """The memory did not suffice in the middle of a pass: no cache can be trusted."""
+        rows = self.runner.reset()
+        self.counters["read_again"] += len(rows)
+        plan = Plan(preempt=list(self.scheduler.running))
+        self.scheduler.forecast.was_short()
+        self.scheduler.apply(plan)
+
+    def fail_all(self, error: RequestError) -> None:
+        """End everything at once; the rows are not touched any more."""
+        for choices in self.requests.values():
+            for choice in choices:
+                self._tell(choice, choice.event(finish="error", error=error))
+        self.requests.clear()
+        self.send()
+
+    def _tell(self, choice: Choice, event: Event) -> None:
+        self._news.setdefault(choice.sink, []).append(event)
+
+    def send(self) -> None:
+        """Give all news to their sinks, a list each."""
+        news, self._news = self._news, {}
+        for sink, events in news.items():
+            try:
+                sink(events)
+            except Exception:  # a client's trouble is not the engine's
+                log.exception("a sink failed")
+
+    def status(self) -> Status:
+        rows = []
+        for row in self.scheduler.running:
+            choice, kept = _choice(row), self.runner.kept(_choice(row))
+            rows.append(RowStatus(
+                choice.request.id, choice.index, "running", len(choice.tokens), choice.done,
+                sum(kept) / len(kept), self.runner.held(choice),
+            ))  # fmt: skip
+        for row in self.scheduler.waiting:
+            choice = _choice(row)
+            rows.append(RowStatus(
+                choice.request.id, choice.index, "preempted" if choice.preemptions else "waiting",
+                len(choice.tokens), choice.done, 0.0, 0
+            ))  # fmt: skip
+        return Status(
+            self.counters["steps"],
+            tuple(rows),
+            self.runner.bytes,
+            self.budget,
+            self.prefixes.bytes + self._parked,
+            tuple(self.runner.kept_by_layer()),
+            dict(self.counters),
+        )
+
+
+def _choice(row: object) -> Choice:
+    assert isinstance(row, Choice)
+    return row
+
+
+def _argmax(logits: list[Tensor]) -> list[int]:
+    return torch.stack(logits).argmax(-1).tolist() if logits else []
