@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from html import escape
 from typing import Any
@@ -82,3 +84,15 @@ def details(title: str, about: dict[str, Any]) -> str:
     """A section to unfold: how a number was measured."""
     text = json.dumps(about, indent=1, ensure_ascii=False)
     return f"<details><summary>{escape(title)}</summary><pre>{escape(text)}</pre></details>"
+
+
+def fill_template(template: str, values: dict[str, str]) -> str:
+    """The template with each %%NAME%% replaced by its value."""
+    # every second part is a name; splitting first leaves %% in a value alone
+    parts = template.split("%%")
+    return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
+
+
+def policy_hash(source: str) -> str:
+    """By which a content security policy allows one inline script or style."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()

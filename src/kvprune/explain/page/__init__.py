@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import html
 import json
 from pathlib import Path
@@ -15,6 +13,7 @@ from kvprune.explain.page.data import page_data as page_data
 from kvprune.explain.page.factors import page_scores
 from kvprune.explain.page.notebook import notebook_summary as notebook_summary
 from kvprune.utils.files import write_atomically
+from kvprune.utils.page import fill_template, policy_hash
 
 if TYPE_CHECKING:
     from kvprune.explain.trace import Trace
@@ -47,10 +46,7 @@ def render_page(trace: Trace, title: str = "", against: Trace | None = None) -> 
     the scripts insert it only as text. The content security policy allows just our one script, by
     its hash, and no request: even a token that escaped its block could not run.
     """
-    style = (FOLDER / "page.css").read_text(encoding="utf-8")
-    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
-    # await: unpacking is asynchronous
-    script = f'"use strict";\n(async () => {{\n{script}}})();\n'
+    style, script = page_style(), page_script()
     template = (FOLDER / "page.html").read_text(encoding="utf-8")
     data = page_data(trace, against)
     room = budget(trace) - len(style) - len(script) - len(template) - len(_embedded_json(data))
@@ -60,14 +56,23 @@ def render_page(trace: Trace, title: str = "", against: Trace | None = None) -> 
             record["scores"] = page_scores(each.votes, room // len(traces))
     values = {
         "TITLE": html.escape(title or "What the model forgets"),
-        "POLICY": f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'",
+        "POLICY": f"default-src 'none'; style-src '{policy_hash(style)}'; "
+        f"script-src '{policy_hash(script)}'",
         "STYLE": style,
         "DATA": _embedded_json(data),
         "SCRIPT": script,
     }
-    # every second part is a name; splitting first leaves %% in a token alone
-    parts = template.split("%%")
-    return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
+    return fill_template(template, values)
+
+
+def page_style() -> str:
+    return (FOLDER / "page.css").read_text(encoding="utf-8")
+
+
+def page_script() -> str:
+    script = "\n".join((FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS)
+    # await: unpacking is asynchronous
+    return f'"use strict";\n(async () => {{\n{script}}})();\n'
 
 
 def budget(trace: Trace) -> int:
@@ -87,7 +92,3 @@ def _to_plain(value: Any) -> Any:
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"{value!r} cannot be written as JSON")
-
-
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
