@@ -3,7 +3,8 @@
 A row is behind by `left` tokens: its prompt, or the token that was sampled last. Reading a prompt,
 going on with a part of one, decoding and reading again after a preemption are all the same: a row
 catches up. Rows that decode go first, so that a long prompt delays them by one chunk at most; the
-rest of the step's tokens go to prompts, the oldest first. When bytes run short the latest row gives
+rest of the step's tokens go to prompts, the oldest first. Large steps are faster, so they are taken
+while nobody is delayed by them. When bytes run short the latest row gives
 way, never the oldest: so somebody always gets on.
 """
 
@@ -17,6 +18,8 @@ Admission = Literal["forecast", "worst", "optimistic"]
 
 # share of the budget that is planned with: the rest is for gaps between rows, and copies
 USABLE = 0.9
+# while nobody waits for a next token, a step may read so many times more
+ALONE = 4
 # how much of what is seen lately counts in the forecast
 RECENT = 0.1
 
@@ -137,7 +140,8 @@ class Scheduler:
         plan = Plan()
         held = {row: self.sizes.held(row) for row in self.running}
         free = self.usable - sum(held.values())
-        tokens = self.chunk
+        decoding = any(row.left == 1 and row.done for row in self.running)
+        tokens = self.chunk if decoding else ALONE * self.chunk
         # a stable order: those that decode, then prompts; the oldest first in each
         for row in sorted(self.running, key=lambda row: row.left > 1):
             if row in plan.preempt:
