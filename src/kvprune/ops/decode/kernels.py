@@ -15,6 +15,7 @@ from numba import prange
 
 from kvprune.ops.decode.scalar import at, exp, widen
 from kvprune.ops.decode.table import PLACES
+from kvprune.ops.decode.tiles import LANES, dot_tile, value_tile
 from kvprune.ops.jit import FASTMATH, Array, Scalar, njit
 
 # slots that stay in the first-level cache while the query heads of a group take turns
@@ -226,30 +227,27 @@ def attend(
     A slot's scales, if it has any, go into its logit and into its weight.
     """
     G = query.shape[0]  # query: (G, D), k: (S, D), v: (S, Dv), p: (G, S), output: (G, Dv)
+    for start in range(0, n, BLOCK):
+        dots(p, query, k, start, min(start + BLOCK, n))
     scaled = len(k_scale) > 0
-    block = n if G == 1 else BLOCK
-    for start in range(0, n, block):
-        for g in range(G):
-            stop = min(start + block, n)
-            dots(p[g, start:stop], query[g], k[start:stop])
-    if scaled:
-        for g in range(G):
-            for j in range(n):
-                p[g, j] *= widen(k_scale[j])
+    weights = np.empty((G, n), np.float32) if scaled else p
     for g in range(G):
+        if scaled:
+            scale(p[g, :n], k_scale)
         softmax(p[g, :n], scaling, softcap)
         p[g, n:] = 0
+        if scaled:
+            weights[g] = p[g, :n]
+            scale(weights[g], v_scale)
         output[g] = 0
-    folded = np.empty((G if scaled else 0, n), np.float32)
-    if scaled:
-        for g in range(G):
-            for j in range(n):
-                folded[g, j] = p[g, j] * widen(v_scale[j])
-    weights = folded if scaled else p
-    for start in range(0, n, block):
-        for g in range(G):
-            stop = min(start + block, n)
-            add_values(output[g], weights[g, start:stop], v[start:stop])
+    for start in range(0, n, BLOCK):
+        add_values(output, weights, v, start, min(start + BLOCK, n))
+
+
+@njit(cache=True, fastmath=FASTMATH)
+def scale(p: Array, scales: Array) -> None:
+    for j in range(len(p)):
+        p[j] *= widen(scales[j])
 
 
 @njit(cache=True, fastmath=FASTMATH)
@@ -261,9 +259,7 @@ def softmax(p: Array, scaling: Scalar, softcap: Scalar) -> None:
     if softcap > 0:
         for j in range(n):
             p[j] = math.tanh(p[j] / softcap) * softcap
-    top = p[0]
-    for j in range(1, n):
-        top = max(top, p[j])
+    top = largest(p)
     total = np.float32(0)
     for j in range(n):
         p[j] = exp(p[j] - top)
@@ -274,43 +270,74 @@ def softmax(p: Array, scaling: Scalar, softcap: Scalar) -> None:
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def dots(logit: Array, q: Array, k: Array) -> None:
-    """logit[j] = q·k[j], four slots at a time so that each part of `q` is loaded once for four."""
-    n, zero = len(k), np.float32(0)
+def largest(p: Array) -> Scalar:
+    """Four maxima side by side: each number waits for the one before it, if NaN counts."""
+    n = len(p)
     fours = n // 4 * 4
+    a = b = c = d = p[0]
     for j in range(0, fours, 4):
-        s0, s1, s2, s3 = zero, zero, zero, zero
-        k0, k1, k2, k3 = k[j], k[j + 1], k[j + 2], k[j + 3]
-        for d in range(q.shape[0]):
-            s0 += q[d] * widen(k0[d])
-            s1 += q[d] * widen(k1[d])
-            s2 += q[d] * widen(k2[d])
-            s3 += q[d] * widen(k3[d])
-        logit[j], logit[j + 1], logit[j + 2], logit[j + 3] = s0, s1, s2, s3
+        a, b, c, d = max(a, p[j]), max(b, p[j + 1]), max(c, p[j + 2]), max(d, p[j + 3])
     for j in range(fours, n):
-        s = zero
-        for d in range(q.shape[0]):
-            s += q[d] * widen(k[j, d])
-        logit[j] = s
+        a = max(a, p[j])
+    return max(max(a, b), max(c, d))
 
 
 @njit(cache=True, fastmath=FASTMATH)
-def add_values(out: Array, p: Array, v: Array) -> None:
-    """out += Σ p[j] v[j], eight slots at a time: `out` is loaded and stored once for eight."""
-    n = len(v)
-    eights = n // 8 * 8
-    for j in range(0, eights, 8):
-        p0, p1, p2, p3 = p[j], p[j + 1], p[j + 2], p[j + 3]
-        p4, p5, p6, p7 = p[j + 4], p[j + 5], p[j + 6], p[j + 7]
-        v0, v1, v2, v3 = v[j], v[j + 1], v[j + 2], v[j + 3]
-        v4, v5, v6, v7 = v[j + 4], v[j + 5], v[j + 6], v[j + 7]
-        for d in range(out.shape[0]):
-            near = p0 * widen(v0[d]) + p1 * widen(v1[d]) + p2 * widen(v2[d]) + p3 * widen(v3[d])
-            far = p4 * widen(v4[d]) + p5 * widen(v5[d]) + p6 * widen(v6[d]) + p7 * widen(v7[d])
-            out[d] += near + far
-    for j in range(eights, n):
-        for d in range(out.shape[0]):
-            out[d] += p[j] * widen(v[j, d])
+def dots(logit: Array, query: Array, k: Array, start: int, stop: int) -> None:
+    """logit[g, j] = query[g]·k[j] for the slots from start to stop."""
+    G, D = query.shape
+    whole = D // LANES * LANES
+    for g in range(0, G - 2, 3):
+        dots_of(logit, query, g, k, start, stop, whole, 3)
+    if G % 3 == 2:
+        dots_of(logit, query, G - 2, k, start, stop, whole, 2)
+    if G % 3 == 1:
+        dots_of(logit, query, G - 1, k, start, stop, whole, 1)
+    for g in range(G if whole < D else 0):
+        for j in range(start, stop):
+            for d in range(whole, D):
+                logit[g, j] += query[g, d] * widen(k[j, d])
+
+
+@njit(inline="always")
+def dots_of(
+    logit: Array, query: Array, g: int, k: Array, start: int, stop: int, whole: int, heads: int
+) -> None:
+    """`dots` for a constant number of heads, of the first `whole` numbers of each row."""
+    fours = start + (stop - start) // 4 * 4
+    for j in range(start, fours, 4):
+        dot_tile(logit, query, g, k, j, whole, heads, 4)
+    for j in range(fours, stop):
+        dot_tile(logit, query, g, k, j, whole, heads, 1)
+
+
+@njit(cache=True, fastmath=FASTMATH)
+def add_values(out: Array, p: Array, v: Array, start: int, stop: int) -> None:
+    """out[g] += Σ p[g, j] v[j] over the slots from start to stop."""
+    G, D = out.shape
+    whole = D // LANES * LANES
+    for g in range(0, G - 2, 3):
+        add_values_of(out, p, g, v, start, stop, whole, 3)
+    if G % 3 == 2:
+        add_values_of(out, p, G - 2, v, start, stop, whole, 2)
+    if G % 3 == 1:
+        add_values_of(out, p, G - 1, v, start, stop, whole, 1)
+    for g in range(G if whole < D else 0):
+        for j in range(start, stop):
+            for d in range(whole, D):
+                out[g, d] += p[g, j] * widen(v[j, d])
+
+
+@njit(inline="always")
+def add_values_of(
+    out: Array, p: Array, g: int, v: Array, start: int, stop: int, whole: int, heads: int
+) -> None:
+    """`add_values` for a constant number of heads, of the first `whole` numbers of each row."""
+    fours = whole // (4 * LANES) * (4 * LANES)
+    for d in range(0, fours, 4 * LANES):
+        value_tile(out, d, p, g, v, start, stop, heads, 4)
+    for d in range(fours, whole, LANES):
+        value_tile(out, d, p, g, v, start, stop, heads, 1)
 
 
 @njit(parallel=True, cache=True)

@@ -12,6 +12,8 @@ from numba.extending import intrinsic
 
 from kvprune.ops.jit import Array, Scalar, njit
 
+F32, I32 = ir.FloatType(), ir.IntType(32)
+
 # NumPy's dtypes for what a table stores; those that NumPy lacks, as integers with their bits
 BITS: dict[torch.dtype, np.dtype[Any]] = {
     torch.float32: np.dtype(np.float32),
@@ -23,42 +25,61 @@ BITS: dict[torch.dtype, np.dtype[Any]] = {
 
 def _widen(typingctx: Any, x: Any) -> Any:
     """A stored number as float32; the type of `x` tells how it is stored, see `BITS`."""
-    i32, f32 = ir.IntType(32), ir.FloatType()
 
-    def same(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return args[0]
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return WIDEN[x](builder, args[0], lambda element: element)
 
-    def bfloat16(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        # the upper half of the float32
-        return builder.bitcast(builder.shl(builder.zext(args[0], i32), i32(16)), f32)
+    return (types.float32(x), codegen) if x in WIDEN else None
 
-    def float16(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        # exponent and fraction in their places of a float32, whose exponent counts from 112 lower;
-        # the product also brings numbers too small for an exponent to theirs. Not for infinities.
-        bits = builder.sext(args[0], i32)
-        sign = builder.and_(bits, i32(0x80000000 - 2**32))
-        rest = builder.shl(builder.and_(bits, i32(0x7FFF)), i32(13))
-        number = builder.fmul(builder.bitcast(rest, f32), ir.Constant(f32, 2.0**112))
-        return builder.bitcast(builder.or_(builder.bitcast(number, i32), sign), f32)
 
-    def int8(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        return builder.sitofp(args[0], f32)
+def widen_vector(builder: Any, dtype: Any, x: Any) -> Any:
+    """`widen` for a vector of such numbers, where LLVM's instructions are put together."""
+    return WIDEN[dtype](builder, x, lambda element: ir.VectorType(element, x.type.count))
 
-    kinds = {
-        types.float32: same,
-        types.uint16: bfloat16,
-        types.int16: float16,
-        types.int8: int8,
-    }
-    return (types.float32(x), kinds[x]) if x in kinds else None
+
+def _same(builder: Any, x: Any, like: Any) -> Any:
+    return x
+
+
+def _bfloat16(builder: Any, x: Any, like: Any) -> Any:
+    # the upper half of the float32
+    bits = builder.zext(x, like(I32))
+    return builder.bitcast(builder.shl(bits, constant(bits.type, 16)), like(F32))
+
+
+def _float16(builder: Any, x: Any, like: Any) -> Any:
+    # exponent and fraction in their places of a float32, whose exponent counts from 112 lower;
+    # the product also brings numbers too small for an exponent to theirs. Not for infinities.
+    i32, f32 = like(I32), like(F32)
+    bits = builder.sext(x, i32)
+    sign = builder.and_(bits, constant(i32, 0x80000000 - 2**32))
+    rest = builder.shl(builder.and_(bits, constant(i32, 0x7FFF)), constant(i32, 13))
+    number = builder.fmul(builder.bitcast(rest, f32), constant(f32, 2.0**112))
+    return builder.bitcast(builder.or_(builder.bitcast(number, i32), sign), f32)
+
+
+def _int8(builder: Any, x: Any, like: Any) -> Any:
+    return builder.sitofp(x, like(F32))
+
+
+WIDEN = {
+    types.float32: _same,
+    types.uint16: _bfloat16,
+    types.int16: _float16,
+    types.int8: _int8,
+}
+
+
+def constant(kind: Any, number: float) -> Any:
+    """The number, or a vector of it."""
+    return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
 def _power_of_two(typingctx: Any, exponent: Any) -> Any:
     """2^i for an int32 i from −126 to 127: i as the exponent of a float32."""
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        i32 = ir.IntType(32)
-        return builder.bitcast(builder.shl(builder.add(args[0], i32(127)), i32(23)), ir.FloatType())
+        return builder.bitcast(builder.shl(builder.add(args[0], I32(127)), I32(23)), F32)
 
     return types.float32(types.int32), codegen
 
