@@ -5,11 +5,14 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 import zoo
 from helpers import random, random_ids
+from kvprune.integration import few_rows
 from kvprune.integration.few_rows import slow_down, speed_up
 from kvprune.ops.linear import LINEAR, MOST_ROWS, linear
+from kvprune.ops.linear.packed import can_pack
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -77,3 +80,50 @@ def test_gradients_are_torchs():
     layer(x).sum().backward()
     assert torch.allclose(x.grad, layer.weight.sum(0).expand(2, -1))
     assert layer.weight.grad is not None
+
+
+packs = pytest.mark.skipif(
+    not can_pack(torch.zeros(4, 4, dtype=torch.bfloat16)),
+    reason="this CPU does not compute in bfloat16",
+)
+
+
+@packs
+@pytest.mark.parametrize("rows", [1, 3, 17, 130])
+@pytest.mark.parametrize("biased", [False, True])
+def test_packed_weights(rows, biased):
+    layer = nn.Linear(40, 56, bias=biased).bfloat16().requires_grad_(False)
+    x = random(2, rows, 40, dtype=torch.float32).bfloat16()
+    want = nn.functional.linear(
+        x.double(), layer.weight.double(), layer.bias.double() if biased else None
+    )
+    speed_up(layer)
+    packed = vars(layer)["_packed"]
+    assert packed.is_of(layer.weight)
+    torch.testing.assert_close(layer(x).double(), want, atol=0.02, rtol=0.01)
+
+
+@packs
+def test_packed_weights_follow_the_layer():
+    layer = nn.Linear(8, 8, bias=False).bfloat16().requires_grad_(False)
+    x = torch.ones(5, 8, dtype=torch.bfloat16)
+    speed_up(layer)
+    layer.weight.zero_()
+    assert layer(x).count_nonzero() == 0
+    layer.weight = nn.Parameter(torch.eye(8).bfloat16(), requires_grad=False)
+    assert layer(x).equal(x)
+    # a copy has weights of its own
+    twin = copy.deepcopy(layer)
+    twin.weight.zero_()
+    assert twin(x).count_nonzero() == 0
+    slow_down(layer)
+    assert "_packed" not in vars(layer)
+
+
+@packs
+def test_no_second_copy_without_memory(monkeypatch):
+    monkeypatch.setattr(few_rows, "available", lambda: 100)
+    layer = nn.Linear(8, 8).bfloat16()
+    speed_up(layer)
+    assert "_packed" not in vars(layer)
+    assert "forward" in vars(layer)

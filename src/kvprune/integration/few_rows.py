@@ -1,4 +1,4 @@
-"""A model's linear layers by our kernel, where it has few rows to multiply: decoding on a CPU."""
+"""A model's linear layers for decoding on a CPU, where few rows are multiplied at a time."""
 
 from __future__ import annotations
 
@@ -9,17 +9,31 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kvprune.ops.linear import MOST_ROWS, STORED, linear, linear_in_graph
+from kvprune.ops.linear.packed import Packed, can_pack
+from kvprune.utils.memory import available
+
+# share of the free memory that a second copy of the weights may take
+MOST_MEMORY = 0.25
+# for so many rows our kernel is faster than packed weights
+UNPACKED_ROWS = 2
 
 
-def speed_up(model: nn.Module) -> None:
-    """From now on the model multiplies few rows by our kernel; more rows, or gradients, by torch.
+def speed_up(model: nn.Module, pack: bool = True) -> None:
+    """From now on the model multiplies few rows by our kernel; gradients, by torch.
 
-    Sums are taken in another order, so outputs differ by rounding. Only plain linear layers: one
-    that a library has replaced or quantised is left alone. `slow_down` undoes it.
+    pack: keep a copy of the weights in oneDNN's order too, where the machine computes in bfloat16
+    and has the memory: faster for any number of rows. Sums are taken in another order, so outputs
+    differ by rounding. Only plain linear layers: one that a library has replaced or quantised is
+    left alone. `slow_down` undoes it.
     """
-    for module in model.modules():
-        if type(module) is nn.Linear and "forward" not in vars(module):
-            module.forward = types.MethodType(_forward, module)  # type: ignore[method-assign]
+    own = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
+    fits = [module for module in own if pack and can_pack(module.weight)]
+    if sum(module.weight.nbytes for module in fits) > MOST_MEMORY * available():
+        fits = []
+    for module in own:
+        module.forward = types.MethodType(_forward, module)  # type: ignore[method-assign]
+    for module in fits:
+        module.__dict__["_packed"] = Packed(module.weight)
 
 
 def slow_down(model: nn.Module) -> None:
@@ -27,14 +41,28 @@ def slow_down(model: nn.Module) -> None:
     for module in model.modules():
         if getattr(vars(module).get("forward"), "__func__", None) is _forward:
             del module.forward
+            module.__dict__.pop("_packed", None)
 
 
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     weight, bias = self.weight, self.bias
+    packed: Packed | None = self.__dict__.get("_packed")
+    if packed is not None and _can_use(packed, x, weight):
+        return packed.linear(x, bias)
     if not _fits(x, weight):
         return F.linear(x, weight, bias)
     product = linear_in_graph if torch.compiler.is_compiling() else linear
     return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
+
+
+def _can_use(packed: Packed, x: Tensor, weight: Tensor) -> bool:
+    return (
+        x.numel() > UNPACKED_ROWS * x.shape[-1]
+        and x.dtype is torch.bfloat16
+        and packed.is_of(weight)
+        and not torch.compiler.is_compiling()
+        and _is_plain(x, weight)
+    )
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:
@@ -44,6 +72,11 @@ def _fits(x: Tensor, weight: Tensor) -> bool:
         and x.dtype is weight.dtype
         and x.dtype in STORED
         and weight.is_contiguous()
-        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
-        and not torch.is_autocast_enabled("cpu")
+        and _is_plain(x, weight)
     )
+
+
+def _is_plain(x: Tensor, weight: Tensor) -> bool:
+    """Neither gradients nor another precision are wanted."""
+    learns = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return not learns and not torch.is_autocast_enabled("cpu")
