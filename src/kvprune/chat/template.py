@@ -28,13 +28,19 @@ class Template:
             )
         self.tokenizer = tokenizer
 
-    def prompt(self, messages: Sequence[Message]) -> str:
-        """The text of the conversation up to the start of the answer."""
+    def prompt(self, messages: Sequence[Message], answer: bool = True, go_on: bool = False) -> str:
+        """The text of the conversation up to the start of the answer.
+
+        answer=False: to the end of its last message; `go_on`: that message is not over yet.
+        """
         from jinja2 import TemplateError
 
         try:
             text = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True
+                list(messages),
+                tokenize=False,
+                add_generation_prompt=answer,
+                continue_final_message=go_on,
             )
         except TemplateError as error:
             raise PruneError(

@@ -12,6 +12,7 @@ from kvprune.cli.evaluate import eval_app
 from kvprune.cli.explain import explain
 from kvprune.cli.generate import generate
 from kvprune.cli.models import models
+from kvprune.cli.serve import serve
 from kvprune.cli.train import train
 from kvprune.errors import PruneError
 from kvprune.version import __version__
@@ -26,6 +27,7 @@ app.command()(demo)
 app.command()(chat)
 app.command()(models)
 app.command()(generate)
+app.command()(serve)
 app.command()(explain)
 app.command()(train)
 app.add_typer(eval_app, name="eval")

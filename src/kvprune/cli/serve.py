@@ -1,0 +1,215 @@
+"""kvprune serve: OpenAI's API over a model with a pruned cache."""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvprune.cli import generation
+from kvprune.cli.names import AdapterName, ModelName
+from kvprune.cli.starting import starting
+from kvprune.errors import PruneError
+from kvprune.utils.parse import in_bytes
+
+if TYPE_CHECKING:
+    from kvprune.serve.engine import Engine
+
+NEEDED = ("fastapi", "uvicorn", "prometheus_client")
+ADMISSION = ("forecast", "worst")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+
+def _check_admission(name: str) -> str:
+    if name not in ADMISSION:
+        raise PruneError(f"--admission {name} is unknown; use one of {', '.join(ADMISSION)}")
+    return name
+
+
+def _check_log_level(name: str) -> str:
+    if name not in LOG_LEVELS:
+        raise PruneError(f"--log-level {name} is unknown; use one of {', '.join(LOG_LEVELS)}")
+    return name
+
+
+def _check_prefix_budget(size: str | None) -> str | None:
+    if size is not None:
+        in_bytes(size, "--prefix-budget")
+    return size
+
+
+def _check_keys(keys: list[str] | None) -> list[str]:
+    if any(not key.strip() or not key.isascii() for key in keys or []):
+        raise PruneError("an --api-key is empty or not ASCII; give at least one character")
+    return keys or []
+
+
+def serve(
+    model: ModelName,
+    adapter: AdapterName = None,
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0: all of this machine.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0: any free one.", min=0, max=65535)] = 8000,
+    api_key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key that clients must send; several may be given. Others on this machine can "
+            "read a command line, but not its environment.",
+            envvar="KVPRUNE_API_KEY",
+            metavar="KEY",
+            callback=_check_keys,
+        ),
+    ] = None,
+    threshold: generation.Threshold = None,
+    protect_recent: generation.ProtectRecent = None,
+    template: generation.TemplateFile = None,
+    kv: generation.Kv = None,
+    kv_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="The most bytes that the caches of all requests may take, such as 2GB.",
+            metavar="SIZE",
+            show_default="by the memory that is free",
+            callback=generation._check_budget,
+        ),
+    ] = None,
+    prefix_budget: Annotated[
+        str | None,
+        typer.Option(
+            help="The most bytes that kept prefixes may take.",
+            metavar="SIZE",
+            show_default="a share of the budget",
+            callback=_check_prefix_budget,
+        ),
+    ] = None,
+    max_rows: Annotated[int, typer.Option(help="Answers generated at once.", min=1)] = 64,
+    max_waiting: Annotated[
+        int, typer.Option(help="Requests that may wait; more get status 429.", min=1)
+    ] = 256,
+    chunk: Annotated[int, typer.Option(help="The most tokens of one step.", min=1)] = 512,
+    admission: Annotated[
+        str,
+        typer.Option(
+            help="forecast: admit by what will survive; worst: as if nothing were dropped.",
+            callback=_check_admission,
+        ),
+    ] = "forecast",
+    drain: Annotated[
+        float, typer.Option(help="Seconds that running requests get after SIGTERM.", min=0)
+    ] = 30.0,
+    dtype: generation.Dtype = "auto",
+    device: generation.Device = None,
+    log_level: Annotated[
+        str, typer.Option(help=", ".join(LOG_LEVELS) + ".", callback=_check_log_level)
+    ] = "info",
+) -> None:
+    """Serve a model to OpenAI's clients: chats, completions, and a page at /."""
+    _check_installed()
+
+    from kvprune.serve.server import bind
+
+    bound = bind(host, port)
+    with starting() as tell:
+        loaded = generation.load(
+            model, adapter, dtype, device, template, tell, kv,
+            threshold=threshold, protect_recent=protect_recent,
+        )  # fmt: skip
+
+        from kvprune.serve.api import create_app
+        from kvprune.serve.engine import Engine
+        from kvprune.serve.server import Server
+
+        tell("starting the engine")
+        engine = Engine(
+            loaded.attached(), name=_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
+            chunk=chunk, prefix_budget=prefix_budget, admission=admission, max_waiting=max_waiting,
+        )  # fmt: skip
+        keys = api_key or []
+        local = [host] if _is_loopback(host) else None
+        server = Server(create_app(engine, keys=keys, local_names=local), drain, log_level)
+        engine.start()
+    try:
+        _print_banner(engine, host, bound.getsockname()[1], bool(keys))
+        server.run(sockets=[bound])
+    finally:
+        engine.stop()
+        bound.close()
+
+
+def _check_installed() -> None:
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise PruneError(
+            f"kvprune serve needs {', '.join(missing)}; install them with "
+            f"pip install 'kvprune[serve]'"
+        )
+
+
+def _name(model: str) -> str:
+    """As clients call it: of a folder its last part, not where it lies on this machine."""
+    path = Path(model)
+    return path.resolve().name if path.is_dir() else model
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _print_banner(engine: Engine, host: str, port: int, has_keys: bool) -> None:
+    """What is served, where, and two ways to call it, on stderr."""
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.text import Text
+
+    anywhere = host in ("0.0.0.0", "::")
+    name = "127.0.0.1" if anywhere else f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{port}"
+    size = engine.status().budget
+    lines = [
+        f"{engine.name}, {engine.pruned.config.method}; up to {engine.positions:,} tokens each",
+        f"caches may take {size / 2**20:,.0f} MiB",
+        f"{url}  (the page), {url}/v1  (OpenAI's API)",
+    ]
+    text = Text("\n".join(lines))
+    Console(stderr=True).print(Panel(text, title="kvprune serve", expand=False))
+    plain = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
+    for example in examples(url, engine.name, has_keys, bool(engine.tokenizer.chat_template)):
+        plain.print(example + "\n")
+    if not has_keys and not _is_loopback(host):
+        print(
+            "kvprune: anyone who can reach this machine can use the server; set KVPRUNE_API_KEY",
+            file=sys.stderr,
+        )
+
+
+def examples(url: str, name: str, has_keys: bool, chat: bool) -> tuple[str, str]:
+    """A line for the shell and one for Python, that can be pasted as they are."""
+    header = ' -H "Authorization: Bearer $KVPRUNE_API_KEY"' if has_keys else ""
+    if chat:
+        path, kind = "chat/completions", "chat.completions"
+        ask = '"messages": [{"role": "user", "content": "Why is the sky blue?"}]'
+        python = "messages=[{'role': 'user', 'content': 'Why is the sky blue?'}]"
+        text = "message.content"
+    else:
+        path, kind, text = "completions", "completions", "text"
+        ask, python = '"prompt": "The sky is blue because"', "prompt='The sky is blue because'"
+    curl = (
+        f"curl {url}/v1/{path}{header} -H 'Content-Type: application/json' "
+        f"-d '{{{ask}, \"max_tokens\": 50}}'"
+    )
+    key = "os.environ['KVPRUNE_API_KEY']" if has_keys else "'none'"
+    imports = "import os, openai" if has_keys else "import openai"
+    python = (
+        f"python -c \"{imports}; client = openai.OpenAI(base_url='{url}/v1', api_key={key}); "
+        f"print(client.{kind}.create(model='{name}', {python}, max_tokens=50)"
+        f'.choices[0].{text})"'
+    )
+    return curl, python

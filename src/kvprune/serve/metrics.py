@@ -1,0 +1,134 @@
+"""/metrics for Prometheus: vLLM's names with our prefix, so that dashboards carry over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from kvprune.serve.seam import ServingEngine
+from kvprune.version import __version__
+
+PREFIX = "kvprune:"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+SECONDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75,
+    1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560,
+)  # fmt: skip
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From a request's arrival to its first token.", SECONDS),
+    "inter_token_latency_seconds": ("Between two tokens of a choice.", SECONDS),
+    "e2e_request_latency_seconds": ("From a request's arrival to its end.", SECONDS),
+    "request_queue_time_seconds": ("Before a request was admitted.", SECONDS),
+    "request_prefill_time_seconds": ("From admission to the first token.", SECONDS),
+    "request_decode_time_seconds": ("From the first token to the last.", SECONDS),
+    "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
+    "request_generation_tokens": ("New tokens of a request.", TOKENS),
+}
+COUNTERS = {
+    "num_preemptions": ("preemptions", "Rows that were put aside for lack of bytes."),
+    "prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read."),
+    "generation_tokens": ("generation_tokens", "Tokens that were generated."),
+    "prefix_cache_queries": ("prefix_queries", "Prompts that were looked up among the prefixes."),
+    "prefix_cache_hits": ("prefix_hits", "Prompts that began with a kept prefix."),
+    "prefix_cache_hit_tokens": ("prefix_hit_tokens", "Tokens that were not read again."),
+    "kv_slots_seen": ("seen_slots", "Slots of all layers that were ever written."),
+    "engine_steps": ("steps", "Steps of the engine."),
+    "requests_admitted": ("admitted", "Rows that were admitted."),
+}
+FINISHES = ("stop", "length", "cancelled", "error")
+
+
+class Metrics:
+    """The histograms of one server, and what its engine counts."""
+
+    def __init__(self, engine: ServingEngine):
+        self._registry = CollectorRegistry()
+        self._histograms = {
+            name: Histogram(PREFIX + name, help, buckets=buckets, registry=self._registry)
+            for name, (help, buckets) in HISTOGRAMS.items()
+        }
+        self._responses = Counter(
+            f"{PREFIX}http_responses", "Answers by status.", ["status"], registry=self._registry
+        )
+        self._registry.register(_EngineCollector(engine))
+
+    def observe(self, name: str, value: float) -> None:
+        self._histograms[name].observe(value)
+
+    def answered(self, status: int) -> None:
+        self._responses.labels(str(status)).inc()
+
+    def text(self) -> bytes:
+        return bytes(generate_latest(self._registry))
+
+
+class _EngineCollector(Collector):
+    """What the engine last published, read when it is asked for."""
+
+    def __init__(self, engine: ServingEngine):
+        self._engine = engine
+
+    def describe(self) -> Iterable[Metric]:
+        return ()  # or registering would read the engine
+
+    def collect(self) -> Iterator[Metric]:
+        status = self._engine.status()
+        counters = status.counters
+        states = [row.state for row in status.rows]
+        running, waiting = states.count("running"), len(states) - states.count("running")
+        read = sum(row.read for row in status.rows)
+        kept = sum(row.kept for row in status.rows)
+        gauges = {
+            "engine_alive": (int(self._engine.alive), "1 while the engine's thread runs."),
+            "num_requests_running": (running, "Rows in the batch."),
+            "num_requests_waiting": (waiting, "Rows that wait or were put aside."),
+            "kv_cache_usage_perc": (
+                status.bytes / status.budget if status.budget else 0.0,
+                "Share of the budget in use, 0 to 1.",
+            ),
+            "kv_bytes_used": (status.bytes, "Bytes that the caches take."),
+            "kv_bytes_budget": (status.budget, "Bytes that they may take."),
+            "kv_bytes_peak": (counters.get("peak_bytes", status.bytes), "The most they took."),
+            "snapshots_bytes": (status.prefix_bytes, "Bytes of kept prefixes."),
+            "keep_rate": (kept / read if read else 1.0, "Share of tokens read that is held."),
+            "admission_forecast_error": (
+                counters.get("forecast_error", 0.0),
+                "Of the last row that ended: forecast / true bytes - 1.",
+            ),
+        }
+        for name, (value, text) in gauges.items():
+            yield GaugeMetricFamily(PREFIX + name, text, value=float(value))
+        for name, (key, text) in COUNTERS.items():
+            yield CounterMetricFamily(PREFIX + name, text, value=float(counters.get(key, 0)))
+        yield self._by_label(
+            CounterMetricFamily(
+                f"{PREFIX}request_success",
+                "Requests by how they ended.",
+                labels=["finished_reason"],
+            ),
+            {finish: counters.get(f"requests_{finish}", 0) for finish in FINISHES},
+        )
+        yield self._by_label(
+            GaugeMetricFamily(f"{PREFIX}kv_slots_live", "Tokens held, all rows.", labels=["layer"]),
+            dict(enumerate(status.kept_by_layer)),
+        )
+        yield self._by_label(
+            CounterMetricFamily(f"{PREFIX}tokens_dropped", "Tokens dropped.", labels=["layer"]),
+            dict(enumerate(counters.get("dropped_by_layer", ()))),
+        )
+        yield self._by_label(
+            GaugeMetricFamily(f"{PREFIX}info", "The server.", labels=["model", "version"]),
+            {(self._engine.name, __version__): 1},
+        )
+
+    @staticmethod
+    def _by_label(family: Metric, values: dict[object, float]) -> Metric:
+        for label, value in values.items():
+            labels = label if isinstance(label, tuple) else (label,)
+            family.add_metric([str(part) for part in labels], float(value))  # type: ignore[attr-defined]
+        return family

@@ -1,0 +1,88 @@
+"""What the routes of one server share: its engine, limits, prompts, and the requests under way."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from kvprune.serve.clock import Clock
+from kvprune.serve.limits import Limits
+from kvprune.serve.metrics import Metrics
+from kvprune.serve.prompts import Prompt, Prompts
+from kvprune.serve.request import RequestError
+from kvprune.serve.seam import ServingEngine
+from kvprune.serve.streams import Answer, dead
+from kvprune.serve.token_texts import TokenTexts
+
+
+class Service:
+    def __init__(self, engine: ServingEngine, limits: Limits):
+        self.engine, self.limits = engine, limits
+        self.created = int(time.time())
+        self.metrics = Metrics(engine)
+        self.clock = Clock(self.metrics)
+        self.texts = TokenTexts(engine.tokenizer)
+        self.prompts = Prompts(engine.tokenizer, engine.name, engine.vocabulary)
+        self.draining = False  # no new requests
+        self.closed = False
+        self.viewers = 0
+        self.answers: set[Answer] = set()  # that are not over
+        self._closing: set[asyncio.Event] = set()
+        self._unwatch: Callable[[], None] | None = None
+
+    def open(self) -> None:
+        self._unwatch = self.engine.watch(self.clock.see_status)
+
+    def close(self) -> None:
+        """End every answer and every view: the server stops."""
+        self.draining = self.closed = True
+        for answer in self.answers:
+            answer.fail(RequestError("the server is stopping", status=503, code="stopping"))
+        for event in self._closing:
+            event.set()
+        if self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
+
+    def wake_at_close(self, event: asyncio.Event) -> Callable[[], None]:
+        """Set an event when the server stops; returns what forgets it."""
+        self._closing.add(event)
+        return lambda: self._closing.discard(event)
+
+    def check_ready(self) -> None:
+        """Refuse while nothing can be answered, with the reason."""
+        if not self.engine.alive:
+            raise dead(self.engine)
+        if self.draining:
+            raise RequestError("the server is stopping", status=503, code="stopping")
+        if not self.engine.ready:
+            raise RequestError("the model is still loading", status=503, code="loading")
+
+    def check_model(self, model: str | None) -> None:
+        if model is not None and model != self.engine.name:
+            raise RequestError(
+                f"the model {model[:100]!r} does not exist here; this server has "
+                f"{self.engine.name!r}",
+                status=404,
+                code="model_not_found",
+                param="model",
+            )
+
+    def new_tokens(self, prompt: Prompt, wanted: int | None, default: int | None) -> int:
+        """How many to generate; None for `default`: as many as fit."""
+        size, positions = len(prompt.tokens), self.engine.positions
+        if not size:
+            raise RequestError("the prompt has no tokens; give it a text", param="prompt")
+        left = positions - size
+        if wanted is None:
+            wanted = max(1, left if default is None else min(default, left))
+        if wanted > left:
+            raise RequestError(
+                f"this model's maximum context length is {positions:,} tokens, but the request "
+                f"has {size + wanted:,}: {size:,} of the prompt and {wanted:,} to generate; "
+                f"shorten the prompt or lower max_tokens",
+                code="context_length_exceeded",
+                param="prompt" if size > positions else "max_tokens",
+            )
+        return wanted
