@@ -111,8 +111,7 @@ class FakeEngine:
     def pin(self, prompt, settings, salt, sink):
         id = f"prefix-{len(self.pinned)}"
         self.pinned[id] = {"id": id, "tokens": len(prompt), "bytes": 7, "pinned": True, "hits": 0}
-        sink([Event(0, finish="stop", usage=Usage(len(prompt), 0))])
-        return id
+        sink([Event(0, finish="length", usage=Usage(len(prompt), 0))])
 
     def prefixes(self):
         return list(self.pinned.values())

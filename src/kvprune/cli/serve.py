@@ -6,7 +6,7 @@ import importlib.util
 import ipaddress
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,9 +18,10 @@ from kvprune.utils.parse import in_bytes
 
 if TYPE_CHECKING:
     from kvprune.serve.engine import Engine
+    from kvprune.serve.scheduler import Admission
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
-ADMISSION = ("forecast", "worst")
+ADMISSION = ("forecast", "worst", "optimistic")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -74,7 +75,7 @@ def serve(
         typer.Option(
             help="The most bytes that the caches of all requests may take, such as 2GB.",
             metavar="SIZE",
-            show_default="by the memory that is free",
+            show_default="40 % of the free memory",
             callback=generation._check_budget,
         ),
     ] = None,
@@ -83,7 +84,7 @@ def serve(
         typer.Option(
             help="The most bytes that kept prefixes may take.",
             metavar="SIZE",
-            show_default="a share of the budget",
+            show_default="a quarter of the other",
             callback=_check_prefix_budget,
         ),
     ] = None,
@@ -95,7 +96,8 @@ def serve(
     admission: Annotated[
         str,
         typer.Option(
-            help="forecast: admit by what will survive; worst: as if nothing were dropped.",
+            help="forecast: rows enter by what will survive of them; worst: as if nothing were "
+            "dropped; optimistic: as soon as their next step fits.",
             callback=_check_admission,
         ),
     ] = "forecast",
@@ -111,7 +113,7 @@ def serve(
     """Serve a model to OpenAI's clients: chats, completions, and a page at /."""
     _check_installed()
 
-    from kvprune.serve.server import bind
+    from kvprune.serve.sockets import bind
 
     bound = bind(host, port)
     with starting() as tell:
@@ -125,16 +127,22 @@ def serve(
         from kvprune.serve.server import Server
 
         tell("starting the engine")
+        pruned = loaded.attached()
+        pruned.tokenizer = loaded.tokenizer  # with the template that was given
         engine = Engine(
-            loaded.attached(), name=_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
-            chunk=chunk, prefix_budget=prefix_budget, admission=admission, max_waiting=max_waiting,
+            pruned, name=_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
+            chunk=chunk, prefix_budget=prefix_budget, admission=cast("Admission", admission),
+            max_waiting=max_waiting,
         )  # fmt: skip
         keys = api_key or []
         local = [host] if _is_loopback(host) else None
-        server = Server(create_app(engine, keys=keys, local_names=local), drain, log_level)
+        real_port = bound.getsockname()[1]
+        server = Server(
+            create_app(engine, keys=keys, local_names=local), drain, log_level,
+            on_ready=lambda: _print_banner(engine, host, real_port, bool(keys)),
+        )  # fmt: skip
         engine.start()
     try:
-        _print_banner(engine, host, bound.getsockname()[1], bool(keys))
         server.run(sockets=[bound])
     finally:
         engine.stop()
@@ -176,7 +184,8 @@ def _print_banner(engine: Engine, host: str, port: int, has_keys: bool) -> None:
     lines = [
         f"{engine.name}, {engine.pruned.config.method}; up to {engine.positions:,} tokens each",
         f"caches may take {size / 2**20:,.0f} MiB",
-        f"{url}  (the page), {url}/v1  (OpenAI's API)",
+        f"page {url}",
+        f"API  {url}/v1",
     ]
     text = Text("\n".join(lines))
     Console(stderr=True).print(Panel(text, title="kvprune serve", expand=False))

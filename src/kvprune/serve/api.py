@@ -34,10 +34,8 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.open()
-        try:
-            yield
-        finally:
-            service.close()
+        yield
+        service.close()
 
     app = FastAPI(
         title="kvprune",

@@ -87,7 +87,7 @@ class JsonRoute(APIRoute):
 def is_deeper(value: Any, depth: int) -> bool:
     """Whether lists and objects are nested more than so many times."""
     level = [value]
-    for _ in range(depth + 1):
+    for _ in range(depth):
         level = [
             part
             for whole in level

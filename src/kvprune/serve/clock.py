@@ -17,10 +17,13 @@ class Observer(Protocol):
     def observe(self, name: str, value: float) -> None: ...
 
 
+Watch = Callable[[Callable[[Status], None]], Callable[[], None]]
+
+
 @dataclass
 class _Times:
     submitted: float
-    admitted: float | None = None
+    admitted: float = 0.0
     first: float | None = None
     latest: dict[int, float] = field(default_factory=dict)  # of each choice
     tokens: int = 0
@@ -29,30 +32,51 @@ class _Times:
 class Clock:
     """Measures from the engine's thread, where nothing waits for a busy event loop."""
 
-    def __init__(self, observer: Observer, now: Callable[[], float] = time.perf_counter):
-        self._observer, self._now = observer, now
+    def __init__(
+        self, observer: Observer, watch: Watch, now: Callable[[], float] = time.perf_counter
+    ):
+        self._observer, self._watch, self._now = observer, watch, now
         self._times: dict[str, _Times] = {}
+        self._queued: set[str] = set()
+        self._step = 0.0  # when the step began that is under way, as far as it is known
+        self._unwatch: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
     def submitted(self, id: str) -> None:
         with self._lock:
             self._times[id] = _Times(self._now())
+            self._queued.add(id)
+            # only while somebody waits: the engine works for those who watch
+            if self._unwatch is None:
+                self._unwatch = self._watch(self._see_status)
 
-    def see_status(self, status: Status) -> None:
-        """After a step: who is no longer waiting was admitted in it."""
-        now = self._now()
+    def _see_status(self, status: Status) -> None:
+        """After a step: who runs and waited before was admitted at its start."""
         with self._lock:
             for row in status.rows:
-                times = self._times.get(row.request)
-                if times is not None and times.admitted is None and row.state == "running":
-                    times.admitted = now
+                if row.state == "running":
+                    self._admit(row.request)
+            self._step = self._now()
+            self._stop_watching()
+
+    def _admit(self, id: str) -> None:
+        if id in self._queued:
+            times = self._times[id]
+            times.admitted = max(times.submitted, self._step)
+            self._queued.discard(id)
+
+    def _stop_watching(self) -> None:
+        if not self._queued and self._unwatch is not None:
+            self._unwatch()
+            self._unwatch = None
 
     def see_events(self, id: str, events: list[Event]) -> None:
         now = self._now()
         with self._lock:
             times = self._times.get(id)
-        if times is None:
-            return
+            if times is None:
+                return
+            self._admit(id)
         for event in events:
             if not event.tokens:
                 continue
@@ -68,16 +92,15 @@ class Clock:
         """The request is over; its times count if it came to its own end."""
         now = self._now()
         with self._lock:
+            self._admit(id)
             times = self._times.pop(id, None)
+            self._stop_watching()
         if times is None or not complete:
             return
         observe = self._observer.observe
         observe("e2e_request_latency_seconds", now - times.submitted)
         observe("request_generation_tokens", times.tokens)
-        # a request may be over before any status has shown it
-        admitted = times.admitted if times.admitted is not None else times.submitted
+        observe("request_queue_time_seconds", times.admitted - times.submitted)
         if times.first is not None:
-            admitted = min(admitted, times.first)
-            observe("request_prefill_time_seconds", times.first - admitted)
+            observe("request_prefill_time_seconds", times.first - times.admitted)
             observe("request_decode_time_seconds", now - times.first)
-        observe("request_queue_time_seconds", admitted - times.submitted)

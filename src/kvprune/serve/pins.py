@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -43,8 +44,9 @@ async def pin(body: PrefixBody, request: Request) -> Response:
 
     pruning = body.kvprune or Pruning()
     settings = Settings(pruning.threshold, pruning.protect_recent)
+    before = {found["id"] for found in service.engine.prefixes()}
     try:
-        id = service.engine.pin(prompt.tokens, settings, body.cache_salt or "", sink)
+        service.engine.pin(prompt.tokens, settings, body.cache_salt or "", sink)
     except PruneError as error:
         raise RequestError(str(error), param="kvprune") from error
     try:
@@ -53,14 +55,25 @@ async def pin(body: PrefixBody, request: Request) -> Response:
         return Response(status_code=499)  # it is read all the same, for others
     if last[-1].finish == "error":
         raise last[-1].error or RequestError("the engine failed", status=500)
-    kept = next((found for found in service.engine.prefixes() if found["id"] == id), {})
-    return JSONResponse({"object": "prefix", "id": id, "tokens": len(prompt.tokens), **kept})
+    size = len(prompt.tokens)
+    pinned = [p for p in service.engine.prefixes() if p["pinned"] and p["tokens"] == size]
+    if not pinned:
+        raise RequestError(
+            "there is no room for this prefix; delete another, or start the server with a larger "
+            "--prefix-budget",
+            param="prompt",
+        )
+    # a new one, unless it was kept before
+    new = [found for found in pinned if found["id"] not in before]
+    return JSONResponse({"object": "prefix", **(new or pinned)[-1]})
 
 
 async def _until(done: asyncio.Event, service: Service) -> None:
-    while not done.is_set():
-        await asyncio.wait({asyncio.ensure_future(done.wait())}, timeout=0.5)
-        if not done.is_set() and not service.engine.alive:
+    while True:
+        with suppress(asyncio.TimeoutError, TimeoutError):
+            await asyncio.wait_for(done.wait(), 0.5)
+            return
+        if not service.engine.alive:
             raise dead(service.engine)
 
 
@@ -81,7 +94,7 @@ async def _prompt(service: Service, body: PrefixBody) -> Prompt:
 async def unpin(id: str, request: Request) -> dict[str, Any]:
     """Forget one."""
     service: Service = request.app.state.service
-    if not service.engine.unpin(id):
+    if not await asyncio.to_thread(service.engine.unpin, id):
         text = f"there is no prefix {id[:80]!r}; GET /v1/prefixes lists them"
         raise RequestError(text, status=404, code="prefix_not_found", param="id")
     return {"id": id, "object": "prefix", "deleted": True}

@@ -1,19 +1,18 @@
-"""A server of the application: its socket, its log, and how it stops."""
+"""A server of the application: its log, and how it stops."""
 
 from __future__ import annotations
 
 import copy
-import errno
 import logging
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
-from kvprune.errors import PruneError
 from kvprune.serve.service import Service
 
 BACKLOG = 2048
@@ -26,7 +25,14 @@ class Server(uvicorn.Server):
     uvicorn would close its socket at once: clients would see a refused connection, not a 503.
     """
 
-    def __init__(self, app: FastAPI, drain: float = 30.0, log_level: str = "info"):
+    def __init__(
+        self,
+        app: FastAPI,
+        drain: float = 30.0,
+        log_level: str = "info",
+        on_ready: Callable[[], None] = lambda: None,
+    ):
+        """`on_ready` is called once connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -39,8 +45,13 @@ class Server(uvicorn.Server):
             )
         )
         self._service: Service = app.state.service
-        self._drain = drain
+        self._drain, self._on_ready = drain, on_ready
         self._deadline: float | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._deadline is not None:
@@ -60,35 +71,6 @@ class Server(uvicorn.Server):
         if self.should_exit:
             self._service.close()
         return await super().on_tick(counter)
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A socket of this address, before a model is loaded: that takes seconds."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except (OSError, OverflowError) as error:
-        raise PruneError(
-            f"--host {host} is no address of this machine: {error}; 127.0.0.1 is reached from this "
-            f"machine alone, 0.0.0.0 from everywhere"
-        ) from error
-    bound = socket.socket(family, kind, protocol)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-    except OSError as error:
-        bound.close()
-        raise PruneError(f"cannot serve at {host} port {port}: {_remedy(error)}") from error
-    return bound
-
-
-def _remedy(error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE:
-        return "another program uses this port; stop it, or give another --port (0: any free one)"
-    if error.errno == errno.EACCES:
-        return "ports below 1024 need special rights; give a higher --port"
-    return f"{error.strerror}; give another --host"
 
 
 class WithoutQuery(logging.Filter):

@@ -21,7 +21,7 @@ class Service:
         self.engine, self.limits = engine, limits
         self.created = int(time.time())
         self.metrics = Metrics(engine)
-        self.clock = Clock(self.metrics)
+        self.clock = Clock(self.metrics, engine.watch)
         self.texts = TokenTexts(engine.tokenizer)
         self.prompts = Prompts(engine.tokenizer, engine.name, engine.vocabulary)
         self.draining = False  # no new requests
@@ -29,10 +29,9 @@ class Service:
         self.viewers = 0
         self.answers: set[Answer] = set()  # that are not over
         self._closing: set[asyncio.Event] = set()
-        self._unwatch: Callable[[], None] | None = None
 
     def open(self) -> None:
-        self._unwatch = self.engine.watch(self.clock.see_status)
+        self.draining = self.closed = False
 
     def close(self) -> None:
         """End every answer and every view: the server stops."""
@@ -41,9 +40,6 @@ class Service:
             answer.fail(RequestError("the server is stopping", status=503, code="stopping"))
         for event in self._closing:
             event.set()
-        if self._unwatch is not None:
-            self._unwatch()
-            self._unwatch = None
 
     def wake_at_close(self, event: asyncio.Event) -> Callable[[], None]:
         """Set an event when the server stops; returns what forgets it."""

@@ -1,0 +1,30 @@
+import threading
+
+import pytest
+
+from serve.fake_engine import FakeEngine
+from serve.http_server import calling, serving
+
+
+@pytest.fixture
+def engine():
+    """A fake one that runs; none of our threads is left behind."""
+    engine = FakeEngine()
+    engine.start()
+    yield engine
+    engine.stop()
+    assert not {"server", "fake-engine"} & {thread.name for thread in threading.enumerate()}
+
+
+@pytest.fixture
+def api(engine):
+    """A client of the application, without a network."""
+    with calling(engine) as client:
+        yield client
+
+
+@pytest.fixture
+def url(engine):
+    """The address of a real server."""
+    with serving(engine) as (address, _):
+        yield address
