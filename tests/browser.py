@@ -1,10 +1,27 @@
-"""What a visitor does on the explain page, for tests in a real browser."""
+"""A real browser for tests, and what a visitor does in it."""
 
 import os
+import re
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+@contextmanager
+def chromium():
+    if CHROMIUM is None:
+        pytest.skip("Chromium is not installed: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
+    with playwright.sync_playwright() as driver:
+        # the sandbox does not work for root in a container
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
 
 
 def screenshot(tab, name):
@@ -61,3 +78,23 @@ def wait_until(tab, script):
             return
         tab.wait_for_timeout(50)
     raise AssertionError(f"never true: {script}")
+
+
+def rgb(colour):
+    """Red, green, blue in [0, 1] and opacity of a computed colour."""
+    numbers = [float(n) for n in re.findall(r"-?[\d.]+(?:e-?\d+)?", colour)]
+    scale = 1 if colour.startswith("color(") else 255
+    return np.array(numbers[:3]) / scale, numbers[3] if len(numbers) > 3 else 1.0
+
+
+def luminance(colour):
+    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(text, background, paper):
+    """The ratio of the Web Content Accessibility Guidelines, of text on what lies over paper."""
+    below, opacity = rgb(background)
+    below = opacity * below + (1 - opacity) * rgb(paper)[0]
+    low, high = sorted([luminance(rgb(text)[0]), luminance(below)])
+    return (high + 0.05) / (low + 0.05)

@@ -9,6 +9,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 import pytest
 import transformers
 
+from browser import chromium
+
 VERBOSITY = transformers.logging.get_verbosity()
 
 
@@ -19,3 +21,10 @@ def undo_commands():
     yield
     transformers.logging.set_verbosity(VERBOSITY)
     gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """One for all pages: a process cannot start a second one."""
+    with chromium() as browser:
+        yield browser

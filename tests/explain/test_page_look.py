@@ -1,7 +1,6 @@
 """How the page looks and how quick it is: contrast, lines, tints, phones, large traces."""
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
@@ -9,29 +8,9 @@ from test_page_data import long_trace
 
 import page_traces
 import traces
-from browser import choose_layer, screenshot, set_time, settle, token, wait_until
+from browser import choose_layer, contrast, screenshot, set_time, settle, token, wait_until
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True}
-
-
-def rgb(colour):
-    """Red, green, blue in [0, 1] and opacity of a computed colour."""
-    numbers = [float(n) for n in re.findall(r"-?[\d.]+(?:e-?\d+)?", colour)]
-    scale = 1 if colour.startswith("color(") else 255
-    return np.array(numbers[:3]) / scale, numbers[3] if len(numbers) > 3 else 1.0
-
-
-def luminance(colour):
-    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-def contrast(text, background, paper):
-    """The ratio of the Web Content Accessibility Guidelines, of text on what lies over paper."""
-    below, opacity = rgb(background)
-    below = opacity * below + (1 - opacity) * rgb(paper)[0]
-    low, high = sorted([luminance(rgb(text)[0]), luminance(below)])
-    return (high + 0.05) / (low + 0.05)
 
 
 def test_contrast_of_known_colours():

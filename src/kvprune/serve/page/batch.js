@@ -14,8 +14,8 @@ function rowName({ request, index }) {
     if (run?.id === request) return "this chat";
     if (run?.dense?.id === request) return "this chat, dense";
   }
-  const short = request.length > 14 ? `…${request.slice(-8)}` : request;
-  return index ? `${short} · ${index}` : short;
+  const short = request.replace(/^.*-/, "").slice(0, 8);
+  return index ? `${short}·${index}` : short;
 }
 
 // what a status tells against the one before: admission, preemption, return, end

@@ -20,7 +20,11 @@ function follow(now = false) {
   if (now) follows = true;
   if (follows) window.scrollTo(0, document.documentElement.scrollHeight);
   lastY = window.scrollY;
-  byId("latest").hidden = follows || !busy() || distance() < 4;
+  showLatest();
+}
+
+function showLatest() {
+  byId("latest").hidden = follows || !busy();
 }
 
 function listenScroll() {
@@ -28,7 +32,7 @@ function listenScroll() {
     if (window.scrollY < lastY - 1) follows = false;
     if (distance() < 4) follows = true;
     lastY = window.scrollY;
-    if (follows) byId("latest").hidden = true;
+    showLatest();
   }, { passive: true });
   byId("latest").addEventListener("click", () => follow(true));
 }
@@ -53,7 +57,7 @@ function say(words) {
   if (words.trim()) byId("spoken").append(make("p", {}, words.trim()));
 }
 
-function stopSpeaking({ status, error }) {
+function stopSpeaking({ status }) {
   say(unspoken);
   unspoken = "";
   if (status !== "failed") say(status === "stopped" ? "Stopped." : "The answer is complete.");
@@ -69,7 +73,7 @@ function grow() {
 function drawState() {
   byId("send").hidden = busy();
   byId("stop").hidden = !busy();
-  host.setAttribute("aria-busy", busy());
+  host.classList.toggle("busy", busy());
   for (const input of document.querySelectorAll('input[name="mode"]')) input.disabled = busy();
   const box = byId("prompt");
   const words = talk.mode === "chat" ? "Message" : talk.messages.length ? "More text, then go on" : "Text to go on from";
@@ -80,8 +84,7 @@ function drawState() {
 
 function drawGauge() {
   const run = talk.messages.at(-1)?.run, record = current();
-  const speed = run && run.made > 1 && run.last > run.first ? ((run.made - 1) * 1000) / (run.last - run.first) : 0;
-  byId("speed").textContent = speed ? `${speed.toFixed(1)} tokens/s` : "";
+  byId("speed").textContent = run && speedOf(run) ? `${speedOf(run).toFixed(1)} tokens/s` : "";
   const used = record?.tokens.length ?? 0, { positions } = server, gauge = byId("gauge");
   byId("context-note").textContent = used ? (positions ? `${count(used)} of ${count(positions)} tokens` : plural(used, "token")) : "";
   gauge.hidden = !(used && positions);

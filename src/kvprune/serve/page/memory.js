@@ -60,10 +60,7 @@ function drawBytes() {
   byId("memory").hidden = !now;
   if (!now) return;
   const sign = now.about ? "≈ " : "";
-  const rows = [barRow("held", now.held, now.dense, sign + bytes(now.held)), barRow("dense", now.dense, now.dense, sign + bytes(now.dense), "stays")];
-  const other = stage.records[1]?.bytesAt(Infinity);
-  if (other) rows.push(barRow("dense run", other.held, Math.max(now.dense, other.held), bytes(other.held), "stays"));
-  byId("memory-bars").replaceChildren(...rows);
+  byId("memory-bars").replaceChildren(barRow("held", now.held, now.dense, sign + bytes(now.held)), barRow("dense", now.dense, now.dense, sign + bytes(now.dense), "stays"));
   byId("memory-note").textContent = `${percent(now.held / (now.dense || 1))} of a dense cache`;
   drawChart(record);
 }

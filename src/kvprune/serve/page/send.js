@@ -27,7 +27,7 @@ function requestBody(run, question, seed) {
 
 function chatQuestion(messages) {
   const system = settings.system.trim() ? [{ role: "system", content: settings.system }] : [];
-  return { messages: [...system, ...messages.map(({ role, text }) => ({ role, content: text }))] };
+  return { messages: [...system, ...messages.filter(({ text }) => text).map(({ role, text }) => ({ role, content: text }))] };
 }
 
 // ask for an answer to the conversation so far; with `base`, go on from the last answer
@@ -39,6 +39,7 @@ async function answer({ base = null, question = null } = {}) {
   if (!goesOn) talk.messages.push({ role: "assistant", text: "" });
   const message = talk.messages.at(-1), run = newRun({ base: base ?? "" });
   message.run = run;
+  if (talk.mode === "chat") run.record.system = settings.system.trim();
   if (compare) run.dense = newRun({ isDense: true });
   // two samples are comparable only if they are drawn alike
   const seed = settings.seed ?? (compare ? Math.floor(Math.random() * 2 ** 31) : undefined);
@@ -49,12 +50,17 @@ async function answer({ base = null, question = null } = {}) {
   draw();
   follow(true);
   drawState();
+  const { messages } = talk;
   await Promise.all(runs.map((each) => pursue(message, each, path, requestBody(each, asked, seed))));
+  drawState();
+  // another conversation was opened meanwhile
+  if (talk.messages !== messages) return;
   stopSpeaking(run);
   if (run.record.tokens.length === 0 && run.status === "done") setStage([]);
-  if (!message.text && run.status === "stopped" && !run.dense?.text) talk.messages.pop();
-  draw();
-  drawState();
+  if (!message.text && run.status === "stopped" && !run.dense?.text) {
+    messages.pop();
+    draw();
+  } else drawMeta();
   saveTalk();
 }
 
@@ -73,6 +79,7 @@ async function pursue(message, run, path, body) {
 }
 
 function takeChunk(message, run, chunk) {
+  if (run.abort.signal.aborted) return;
   const choice = chunk.choices?.[0], words = choice?.delta?.content ?? choice?.text ?? "", news = chunk.kvprune;
   run.id ??= chunk.id ?? null;
   run.usage = chunk.usage ?? run.usage;
@@ -125,7 +132,7 @@ function regenerate() {
 }
 
 // the tokens of an answer, without an end token that is not part of its text
-function idsSoFar({ record, text, base, finish }) {
+function idsSoFar({ record, text, finish }) {
   const tokens = [...record.tokens];
   let length = tokens.slice(record.prompt).reduce((sum, token) => sum + token.text.length, 0);
   while (finish === "stop" && tokens.length > record.prompt && length > text.length) length -= tokens.pop().text.length;
@@ -196,10 +203,8 @@ async function explain(run) {
 
 function toolsOf(message, n) {
   const { role, run } = message, last = n === talk.messages.length - 1, whole = talk.mode === "completion", tools = [];
-  if (last && role === "assistant") {
-    tools.push(makeButton("Regenerate", regenerate));
-    if (message.text) tools.push(makeButton("Continue", goOn));
-  }
+  if (last) tools.push(makeButton(role === "assistant" ? "Regenerate" : "Answer", regenerate));
+  if (last && role === "assistant" && message.text) tools.push(makeButton("Continue", goOn));
   if (run?.id && run.record.tokens.length) tools.push(makeButton("Explain", () => explain(run), { title: "Open the page that explains what was forgotten, and why" }));
   if (role === "assistant" && message.text) tools.push(makeButton("Copy", (event) => copy(event.target, message.text)));
   if (whole || !view.raw) tools.push(makeButton("Edit", () => edit(n)));
@@ -217,14 +222,20 @@ async function copy(button, words) {
 }
 
 const ENDS = { length: "ended by the limit of new tokens", cancelled: "cancelled" };
-function aboutRun({ made, first, last, started, status, finish, usage }) {
-  const parts = [];
+
+// of what came in too short a time there is no speed to tell
+function speedOf({ made, first, last }) {
+  return last - first > 100 ? ((made - 1) * 1000) / (last - first) : 0;
+}
+
+function aboutRun(run) {
+  const { made, first, started, status, finish, usage } = run, parts = [];
   if (status === "waiting") parts.push("waiting …");
   if (made) parts.push(plural(usage?.completion_tokens ?? made, "token"));
-  if (made > 1 && last > first) parts.push(`${(((made - 1) * 1000) / (last - first)).toFixed(1)} tokens/s`);
+  if (speedOf(run)) parts.push(`${speedOf(run).toFixed(1)} tokens/s`);
   if (first) parts.push(`first after ${((first - started) / 1000).toFixed(2)} s`);
   const cached = usage?.prompt_tokens_details?.cached_tokens;
-  if (cached) parts.push(`${count(cached)} of ${plural(usage.prompt_tokens, "prompt token")} not read again`);
+  if (cached && !run.dense && !run.isDense) parts.push(`${count(cached)} of ${plural(usage.prompt_tokens, "prompt token")} not read again`);
   if (status === "stopped") parts.push("stopped");
   if (ENDS[finish]) parts.push(ENDS[finish]);
   return parts.join(" · ");
@@ -246,9 +257,8 @@ function drawMeta() {
   for (const place of host.querySelectorAll(".meta")) {
     const { run } = talk.messages[Number(place.dataset.n)];
     const failed = [run, run.dense].find((each) => each?.status === "failed");
-    place.nextElementSibling?.matches(".failure") && place.nextElementSibling.remove();
     place.textContent = run.dense ? comparison(run) : aboutRun(run);
-    if (failed) place.after(failure(failed));
+    if (failed && !place.nextElementSibling) place.after(failure(failed));
   }
   const notes = host.querySelectorAll(".side-note"), run = talk.messages.at(-1)?.run;
   if (run?.dense && notes.length) [run, run.dense].forEach((each, side) => { notes[notes.length - 2 + side].textContent = aboutRun(each); });

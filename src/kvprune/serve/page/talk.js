@@ -85,14 +85,16 @@ function placesOf(record, messages) {
   return messages.map(({ text: words, run }) => {
     const own = run?.record === record || run?.dense?.record === record;
     if (own && !run.base) return [record.prompt, Infinity];
-    const sought = own ? run.base : words;
-    let at = from < 0 || !sought.trim() ? -1 : find(sought, from), length = sought.length;
-    if (at < 0 && from >= 0 && sought.trim()) [at, length] = [find(sought.trim(), from), sought.trim().length];
+    const whole = own ? run.base : words;
+    // templates may trim a message
+    const sought = [whole, whole.trim()].find((each) => from >= 0 && each && find(each, from) >= 0);
+    const at = sought ? find(sought, from) : -1;
+    if (!whole.trim() && !own) return null;
     if (at < 0) {
       from = -1;
       return own ? [record.prompt, Infinity] : null;
     }
-    from = at + length;
+    from = at + sought.length;
     return [tokenAt(at), own ? Infinity : tokenAt(from)];
   });
 }
@@ -117,13 +119,12 @@ function draw() {
   if (messages.length === 0) host.replaceChildren(welcome());
   else if (talk.mode === "completion" || (view.raw && current())) host.replaceChildren(drawRaw());
   else host.replaceChildren(...drawMessages());
-  host.classList.toggle("busy", busy());
   drawMeta();
 }
 
 function drawMessages() {
-  const record = current(), { messages } = talk, parts = [];
-  const places = record?.tokens.length ? placesOf(record, messages) : [];
+  const record = current(), parts = [], system = record?.system ? [{ role: "system", text: record.system }] : [];
+  const messages = [...system, ...talk.messages], places = record?.tokens.length ? placesOf(record, messages) : [];
   let next = 0;
   messages.forEach((message, n) => {
     const place = places[n] ?? null, template = make("span", { class: "template" });
@@ -135,7 +136,7 @@ function drawMessages() {
       } else fillTokens(template, record, next, place[0]);
       next = place[1];
     }
-    parts.push(drawMessage(message, n, template, place));
+    parts.push(drawMessage(message, n - system.length, template, place));
   });
   return parts;
 }
@@ -146,8 +147,8 @@ function messageHead(name, ...parts) {
 
 function drawMessage(message, n, template, place) {
   const { role, run } = message;
-  const tools = make("span", { class: "tools", "data-n": n });
-  const element = make("article", { class: `message ${role}`, "data-n": n }, messageHead(NAMES[role], template, make("span", { class: "room" }), tools));
+  const tools = make("span", n < 0 ? {} : { class: "tools", "data-n": n });
+  const element = make("article", { class: `message ${role}` }, messageHead(NAMES[role], template, make("span", { class: "room" }), tools));
   if (message.editing) {
     element.append(editor(message, n));
     return element;

@@ -1,6 +1,6 @@
 """A small server that behaves as `kvprune serve` does towards its page, without a model.
 
-`python tests/serve/page_server.py` serves the page with a made-up model that forgets.
+`python tests/serve/page/page_server.py` serves the page with a made-up model that forgets.
 """
 
 import json
@@ -25,7 +25,7 @@ ANSWER = (
 
 def pieces(text):
     """Words with the blank before them, special tokens, marks and line breaks."""
-    return re.findall(r"<\|\w+\|>|\n|\s?\w+|\s?[^\w\s]|\s", text)
+    return re.findall(r"<\|\w+\|>|\n|\s?\w+|\s?(?!<\|\w)[^\w\s]|\s", text)
 
 
 def numbered(text):
@@ -85,7 +85,7 @@ class PageServer(ThreadingHTTPServer):
 
     def __init__(self, **values):
         super().__init__(("127.0.0.1", values.pop("port", 0)), Handler)
-        self.answers = [ANSWER]  # in turn, the last again and again
+        self.answer = lambda body: ANSWER
         self.pace = 0.0  # seconds between two tokens
         self.hold_at = None  # after so many tokens of an answer, wait for `release`
         self.release = threading.Event()
@@ -98,6 +98,8 @@ class PageServer(ThreadingHTTPServer):
         self.statuses = [[]]  # the rows of /v1/kv, one list per status
         self.status_pace = 0.05
         self.requests = []  # (path, body)
+        self.known = {}  # the tokens of each completion, by its id
+        self.trace_page = lambda id: None
         self.cancelled = []  # ids of completions whose client went away
         self.closing = threading.Event()
         for name, value in values.items():
@@ -106,6 +108,13 @@ class PageServer(ThreadingHTTPServer):
     @property
     def url(self):
         return f"http://127.0.0.1:{self.server_port}/"
+
+    def tokens_of(self, asked):
+        """Of a text, or of the numbers of tokens that were handed out before."""
+        if isinstance(asked, str):
+            return numbered(asked)
+        known = (tokens[: len(asked)] for tokens in self.known.values())
+        return next(tokens for tokens in known if [token["id"] for token in tokens] == asked)
 
     def handle_error(self, request, client_address):
         """A client that goes away in the middle is no news."""
@@ -191,19 +200,19 @@ class Handler(BaseHTTPRequestHandler):
             (status, message), server.refuse = server.refuse, None
             self.fail(status, message)
             return
+        id = f"cmpl-{len(server.requests)}"
         try:
-            self.complete(body, f"cmpl-{len(server.requests)}")
+            self.complete(body, id)
         except OSError:
-            server.cancelled.append(f"cmpl-{len(server.requests)}")
+            server.cancelled.append(id)
 
     def complete(self, body, id):
         server, chat = self.server, self.path == "/v1/chat/completions"
         asked = template(body["messages"]) if chat else body["prompt"]
         prompt = server.tokens_of(asked)
-        made = [r for r in server.requests if "messages" in r[1] or "prompt" in r[1]]
-        text = server.answers[min(len(made), len(server.answers)) - 1]
-        tokens = numbered(text)[: body.get("max_tokens") or 10**6]
-        finish = "stop" if len(tokens) == len(numbered(text)) else "length"
+        whole = numbered(server.answer(body))
+        tokens = whole[: body.get("max_tokens")]
+        finish = "stop" if tokens == whole else "length"
         pruning = body.get("kvprune", {})
         row = Row(pruning.get("threshold"), server.rule, server.layers)
         server.known[id] = prompt + tokens
@@ -237,21 +246,6 @@ class Handler(BaseHTTPRequestHandler):
                  "prompt_tokens_details": {"cached_tokens": len(prompt) // 2}}  # fmt: skip
         self.event({"id": id, "choices": [], "usage": usage})
         self.event("[DONE]")
-
-
-def _tokens_of(server, asked):
-    """Of a text, or of the numbers of tokens that were handed out before."""
-    if isinstance(asked, str):
-        return numbered(asked)
-    for tokens in server.known.values():
-        if [t["id"] for t in tokens[: len(asked)]] == asked:
-            return tokens[: len(asked)]
-    return [{"id": id, "text": f" {id}"} for id in asked]
-
-
-PageServer.tokens_of = _tokens_of
-PageServer.known = {}
-PageServer.trace_page = lambda server, id: None
 
 
 @contextmanager
