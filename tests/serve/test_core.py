@@ -3,10 +3,10 @@
 import random
 
 import pytest
+from engines import GREEDY, alone, core, prompt, pruned_model, serve
 
 from kvprune import DenseConfig, H2OConfig, SnapKVConfig
 from kvprune.serve.request import Request, Sampling, Settings
-from serve.engines import GREEDY, alone, core, prompt, pruned_model, serve
 
 # too little for three rows of the longest texts
 BUDGET = 55_000

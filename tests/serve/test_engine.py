@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
+from engines import GREEDY, alone, prompt, pruned_model
 
 from kvprune import PruneError
 from kvprune.serve.engine import Engine
 from kvprune.serve.request import Request, RequestError, Sampling, Settings
-from serve.engines import GREEDY, alone, prompt, pruned_model
 
 
 class Waiting:

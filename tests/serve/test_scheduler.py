@@ -21,6 +21,9 @@ class Memory:
     def need(self, row, tokens):
         return tokens * SLOT
 
+    def copies(self):
+        return 0
+
     def slot(self):
         return SLOT
 

@@ -201,6 +201,11 @@ class Runner:
         # a row that is full moves to an extent with a sixteenth to spare
         return (tokens + 4) * self.slot() + self.held(row) // 16
 
+    def copies(self) -> int:
+        caches = [*self.reading.values(), *(group.cache for group in self.groups.values())]
+        tables = [table for cache in caches for table in _tables(cache)]
+        return max((int(table.row_nbytes().max(initial=0)) for table in tables), default=0)
+
     def slot(self) -> int:
         return sum(self._slots)
 

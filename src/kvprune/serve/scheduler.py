@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 Admission = Literal["forecast", "worst", "optimistic"]
 
-# share of the budget that is planned with: the rest is for gaps between rows, and copies
+# share of the budget that is planned with: the rest is for gaps between rows
 USABLE = 0.9
 # while nobody waits for a next token, a step may read so many times more
 ALONE = 4
@@ -61,6 +61,9 @@ class Sizes(Protocol):
 
     def need(self, row: Row, tokens: int) -> int:
         """Bytes that so many more tokens take at most."""
+
+    def copies(self) -> int:
+        """Bytes that a row which moves takes twice for a moment, at most."""
 
     def slot(self) -> int:
         """Bytes of one token that every layer keeps."""
@@ -139,7 +142,7 @@ class Scheduler:
     def plan(self) -> Plan:
         plan = Plan()
         held = {row: self.sizes.held(row) for row in self.running}
-        free = self.usable - sum(held.values())
+        free = self.usable - sum(held.values()) - self.sizes.copies()
         decoding = any(row.left == 1 and row.done for row in self.running)
         tokens = self.chunk if decoding else ALONE * self.chunk
         # a stable order: those that decode, then prompts; the oldest first in each
