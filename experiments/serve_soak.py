@@ -29,16 +29,16 @@ from typing import Any
 
 import httpx
 import torch
-from kvprune.serve.api import create_app
-from kvprune.serve.server import Server
-from kvprune.serve.sockets import bind
 
 import kvprune
 from experiments.publish import publish
 from kvprune import tiny
 from kvprune.evaluate.throughput.timing import machine, versions
+from kvprune.serve.api import create_app
 from kvprune.serve.detokeniser import Detokeniser
 from kvprune.serve.engine import Engine
+from kvprune.serve.server import Server
+from kvprune.serve.sockets import bind
 
 DOCS = Path(__file__).parents[1] / "docs"
 BUDGET = 3_000_000

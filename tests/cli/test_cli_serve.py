@@ -92,7 +92,11 @@ def test_from_start_to_sigterm(tmp_path):
             said += line
         assert "model, dense" in said
         url = re.search(r"curl (http://[\d.:]+)/v1/chat", said)[1]
-        body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        body = {
+            "messages": [{"role": "user", "content": "hello"}],
+            "max_tokens": 3,
+            "ignore_eos": True,
+        }
         request = urllib.request.Request(
             f"{url}/v1/chat/completions",
             json.dumps(body).encode(),

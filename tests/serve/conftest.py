@@ -1,9 +1,8 @@
 import threading
 
 import pytest
-
-from serve.fake_engine import FakeEngine
-from serve.http_server import calling, serving
+from fake_engine import FakeEngine
+from http_server import calling, serving
 
 
 @pytest.fixture

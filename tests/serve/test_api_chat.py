@@ -1,11 +1,11 @@
 """/v1/chat/completions with an engine that says the prompt back."""
 
 import pytest
+from fake_engine import FakeEngine
+from http_server import calling, is_error
 
 from kvprune.serve.request import Settings
 from model_folders import byte_tokenizer
-from serve.fake_engine import FakeEngine
-from serve.http_server import calling, is_error
 
 HELLO = [{"role": "user", "content": "hello"}]
 ROUTE = "/v1/chat/completions"

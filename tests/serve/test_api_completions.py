@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from http_server import is_error
 
 from kvprune.serve.request import Token
 from kvprune.serve.responses import CompletionFormat
 from kvprune.serve.token_texts import TokenTexts
 from model_folders import byte_tokenizer
-from serve.http_server import is_error
 
 ROUTE = "/v1/completions"
 

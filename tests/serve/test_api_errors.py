@@ -3,12 +3,12 @@
 import json
 
 import pytest
+from fake_engine import FakeEngine
+from http_server import calling, events, is_error, until
 
 from kvprune.serve.limits import Limits
 from kvprune.serve.request import RequestError
 from kvprune.serve.unsupported import WITHOUT_EFFECT
-from serve.fake_engine import FakeEngine
-from serve.http_server import calling, events, is_error, until
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 JSON = {"Content-Type": "application/json"}

@@ -1,10 +1,10 @@
 """Whatever the schema allows, and much that it does not: never a status of 500 or more."""
 
 import pytest
+from fake_engine import FakeEngine
 from hypothesis import HealthCheck, settings
 
 from kvprune.serve.api import create_app
-from serve.fake_engine import FakeEngine
 
 schemathesis = pytest.importorskip("schemathesis", reason="a development dependency")
 

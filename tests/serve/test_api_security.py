@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
+from http_server import calling, events, is_error, serving, until
 
 from kvprune.errors import PruneError
 from kvprune.serve.limits import Limits
 from kvprune.serve.server import WithoutQuery
 from kvprune.serve.sockets import bind
-from serve.http_server import calling, events, is_error, serving, until
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 LONG = {"prompt": "abc", "max_tokens": 300}

@@ -2,10 +2,10 @@
 
 import httpx
 import pytest
+from http_server import calling, events, is_error, serving, until
 
 from kvprune.serve.limits import Limits
 from kvprune.serve.request import RequestError
-from serve.http_server import calling, events, is_error, serving, until
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}

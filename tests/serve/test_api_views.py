@@ -3,13 +3,13 @@
 import json
 
 import httpx
+from http_server import calling, is_error, serving, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvprune.serve.clock import Clock
 from kvprune.serve.limits import Limits
 from kvprune.serve.request import Event, RowStatus, Status, Token
 from kvprune.version import __version__
-from serve.http_server import calling, is_error, serving, until
 
 
 def test_models(api):

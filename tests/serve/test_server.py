@@ -7,13 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 import torch
+from http_server import events, is_error, serving, until
 
 import kvprune
 from helpers import uneven_gates
 from kvprune import PrunedCache, tiny
 from kvprune.adapters.pretrained import load_tokenizer
 from kvprune.serve.engine import Engine
-from serve.http_server import events, is_error, serving, until
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
