@@ -182,7 +182,7 @@ class Handler(BaseHTTPRequestHandler):
             rows = server.statuses[min(step, len(server.statuses) - 1)]
             used = sum(row["bytes"] for row in rows)
             self.event({
-                "step": step, "rows": rows, "bytes": used + 40_000, "budget": 400_000,
+                "step": step, "rows": rows, "bytes": used, "budget": 400_000,
                 "prefix_bytes": 40_000, "kept_by_layer": [0] * server.layers,
                 "counters": {"preemptions": sum(r["state"] == "preempted" for r in rows),
                              "admitted": len(rows)},

@@ -299,6 +299,8 @@ def test_explain_page_of_a_conversation_opens(visit, key):
     # its own script runs
     popup.value.wait_for_selector("html[data-ready]")
     assert popup.value.inner_text("h1") == "A trace"
+    popup.value.close()
+    tab.bring_to_front()
     server.trace_page = {}.get
     with tab.expect_popup():
         press(tab, "Explain")

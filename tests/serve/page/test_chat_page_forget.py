@@ -245,8 +245,8 @@ def test_rows_of_the_batch_in_their_budget(visit):
     for n in range(4):
         reach(n)
     widths = tab.eval_on_selector_all("#budget .part", "parts => parts.map(p => p.style.width)")
-    assert widths == ["75%", "10%"]
-    assert "332 KiB of 391 KiB" in tab.inner_text("#budget-note")
+    assert widths == ["75%"]
+    assert "293 KiB of 391 KiB" in tab.inner_text("#budget-note")
     assert "1 preempted" in tab.inner_text("#budget-note")
     assert tab.inner_text("#rows .preempted .value") == "preempted"
     reach(4)
@@ -255,6 +255,11 @@ def test_rows_of_the_batch_in_their_budget(visit):
     assert sorted(words[:2]) == ["left bb", "resumed aa"]
     assert words[2:] == ["preempted aa", "admitted bb", "waits bb"]
     assert tab.inner_text("#batch-note") == "1 running, 0 waiting"
+    # one that is nearly empty is enlarged: 4,000 of 400,000 / 16
+    statuses.append([row("chatcmpl-aa", "running", 4_000)])
+    reach(5)
+    assert tab.eval_on_selector("#budget .part", "part => part.style.width") == "16%"
+    assert "(the bar: 24.4 KiB)" in tab.inner_text("#budget-note")
 
 
 def test_own_row_is_marked(visit):

@@ -48,23 +48,21 @@ function drawBatch() {
   const { status } = batch;
   byId("batch").hidden = !status;
   if (!status) return;
-  const { rows, budget, bytes: used, prefix_bytes: prefixes = 0, counters = {} } = status;
+  const { rows, budget, bytes: used, prefix_bytes: aside = 0, counters = {} } = status;
+  // a budget that is nearly empty is shown enlarged
+  let scale = Math.max(1, budget);
+  while (used && used < scale / 10) scale /= 4;
   const running = rows.filter(({ state }) => state === "running").length;
   byId("batch-note").textContent = batch.connected ? `${running} running, ${rows.length - running} waiting` : "not connected";
   const parts = rows.filter((row) => row.bytes > 0).map((row) => {
     const part = make("span", { class: `part ${row.state}${rowName(row).startsWith("this") ? " own" : ""}`, title: `${rowName(row)}: ${bytes(row.bytes)}` });
-    part.style.width = `${(100 * row.bytes) / Math.max(1, budget)}%`;
+    part.style.width = `${(100 * row.bytes) / scale}%`;
     return part;
   });
-  if (prefixes) {
-    const part = make("span", { class: "part prefixes", title: `prefixes kept for later: ${bytes(prefixes)}` });
-    part.style.width = `${(100 * prefixes) / Math.max(1, budget)}%`;
-    parts.push(part);
-  }
   byId("budget").replaceChildren(...parts);
-  const words = `${bytes(used)} of ${bytes(budget)}${prefixes ? `, ${bytes(prefixes)} of it prefixes` : ""}`;
+  const words = `${bytes(used)} of ${bytes(budget)}${scale < budget ? ` (the bar: ${bytes(scale)})` : ""}`;
   byId("budget").setAttribute("aria-label", `Budget: ${words}`);
-  byId("budget-note").textContent = [words, counters.admitted === undefined ? "" : `${count(counters.admitted)} admitted`, counters.preemptions === undefined ? "" : `${count(counters.preemptions)} preempted`].filter(Boolean).join(" · ");
+  byId("budget-note").textContent = [words, counters.admitted === undefined ? "" : `${count(counters.admitted)} admitted`, counters.preemptions === undefined ? "" : `${count(counters.preemptions)} preempted`, aside ? `${bytes(aside)} of prefixes` : ""].filter(Boolean).join(" · ");
   drawRows(rows);
   byId("batch-log").replaceChildren(...batch.log.map(({ word, name, step }) => make("li", { class: word }, make("span", { class: "word" }, word), ` ${name} `, make("span", { class: "quiet" }, `step ${count(step)}`))));
 }

@@ -12,13 +12,14 @@ function clearTrouble() {
 // scrolling: along with the answer while its end is in view, and never against the reader
 let follows = true, lastY = 0;
 
+// from the end of the conversation, with its margin, to where it would be in view
 function distance() {
-  return document.documentElement.scrollHeight - window.innerHeight - window.scrollY;
+  return host.getBoundingClientRect().bottom + 28 - byId("composer").getBoundingClientRect().top;
 }
 
 function follow(now = false) {
   if (now) follows = true;
-  if (follows) window.scrollTo(0, document.documentElement.scrollHeight);
+  if (follows) window.scrollBy(0, Math.max(0, distance()));
   lastY = window.scrollY;
   showLatest();
 }

@@ -143,7 +143,7 @@ function goOn() {
   const message = talk.messages.at(-1), { run } = message;
   if (busy()) return;
   // by the very tokens it has read and written: exact, and found again as a prefix
-  if (run?.record.tokens.length) answer({ base: message.text, question: { prompt: idsSoFar(run) } });
+  if (run?.record.tokens.length) answer({ base: message.text, question: { prompt: idsSoFar(run), min_tokens: 1 } });
   else if (talk.mode === "completion") answer({ base: message.text, question: { prompt: talk.messages.map(({ text }) => text).join("") } });
   else answer({ base: message.text, question: { ...chatQuestion(talk.messages), continue_final_message: true, add_generation_prompt: false } });
 }
