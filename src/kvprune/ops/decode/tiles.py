@@ -17,8 +17,8 @@ from numba.extending import intrinsic
 from kvprune.ops.decode.scalar import widen_vector
 from kvprune.ops.jit import FASTMATH
 
-# numbers in a vector, as many as a register of AVX2 holds. Those of AVX-512 were no faster on a
-# Zen 4; a processor with narrower ones takes a vector in parts
+# numbers in a vector, as many as a register of AVX2 holds: the sums of three heads fit into its
+# sixteen. A processor with narrower registers takes a vector in parts
 LANES = 8
 
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
