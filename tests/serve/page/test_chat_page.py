@@ -201,9 +201,12 @@ def test_compare_asks_the_same_with_nothing_dropped(visit):
     assert tab.locator(".differs").all_inner_texts() == ["red", "blue"]
     assert set(strengths(tab, side=1).values()) == {1.0}
     assert min(strengths(tab).values()) < 0.5
-    # the pruned answer is the one that the conversation goes on from
+    # the pruned answer is the one that the conversation goes on from, and fades on
     tab.uncheck("#compare")
     ask(tab, "Why?")
+    assert len(strengths(tab)) == len(server.known["cmpl-3"])
+    notes = tab.locator(".side-note").all_inner_texts()
+    assert [note.split(" · ")[0] for note in notes] == ["8 tokens", "9 tokens"]
     assert contents(server.requests[2][1])[1] == ("assistant", "The sky is red. It is.")
 
 

@@ -259,9 +259,8 @@ function drawMeta() {
     const failed = [run, run.dense].find((each) => each?.status === "failed");
     place.textContent = run.dense ? comparison(run) : aboutRun(run);
     if (failed && !place.nextElementSibling) place.after(failure(failed));
+    place.parentElement.querySelectorAll(".side-note").forEach((note, side) => { note.textContent = aboutRun(side ? run.dense : run); });
   }
-  const notes = host.querySelectorAll(".side-note"), run = talk.messages.at(-1)?.run;
-  if (run?.dense && notes.length) [run, run.dense].forEach((each, side) => { notes[notes.length - 2 + side].textContent = aboutRun(each); });
 }
 
 // how far the two answers agree; the first token that differs is underlined

@@ -175,9 +175,9 @@ function drawAnswer(message, place, side) {
 // the same request pruned and dense, beside each other
 function drawPair(run, place) {
   const sides = [run, run.dense].map((each, side) => {
-    const staged = stage.records[side] === each.record;
-    const from = side ? each.record.prompt : place?.[0];
-    const body = drawAnswer({ role: "assistant", text: each.text, run: each }, staged && from !== undefined ? [from, Infinity] : null, side);
+    // an earlier pruned answer is part of the conversation, the other one of the past
+    const found = side === 0 ? place : stage.records[1] === each.record ? [each.record.prompt, Infinity] : null;
+    const body = drawAnswer({ role: "assistant", text: each.text, run: each }, found, side);
     const title = side ? "Nothing dropped" : "Pruned";
     return make("div", { class: "side", "data-side": side }, make("h3", {}, title, " ", make("span", { class: "quiet side-note" })), body);
   });
