@@ -187,6 +187,8 @@ def test_a_report_tells_every_drop_once():
     drops = [event.drops for event in client.events if event.drops]
     told = [(layer, at, by) for d in drops for layer, pairs in d.dropped for at, by in pairs]
     assert len(told) == len({(layer, at) for layer, at, _ in told})
+    # with every token, not beside it
+    assert len(client.events) == len(drops) >= 20
     from kvprune import PrunedCache
 
     ids = [*request.prompt, *client.tokens()][:-1]

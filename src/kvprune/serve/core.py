@@ -41,7 +41,7 @@ TRACES = 16
 COUNTERS = (
     "preemptions", "prompt_tokens", "generation_tokens", "requests_stop", "requests_length",
     "requests_cancelled", "requests_error", "prefix_queries", "prefix_hits", "prefix_hit_tokens",
-    "seen_slots", "steps", "admitted", "forecast_error", "read_again",
+    "seen_slots", "steps", "admitted", "forecast_error", "read_again", "peak_bytes",
 )  # fmt: skip
 
 
@@ -141,6 +141,7 @@ class Core:
             self._read_all_again()
             return
         self.counters["steps"] += 1
+        self.counters["peak_bytes"] = max(self.counters["peak_bytes"], self.runner.bytes)
         self.counters["seen_slots"] += sum(work.values()) * self.runner.layers
         ready = []
         for choice in work:
@@ -214,7 +215,11 @@ class Core:
         """Tell what was dropped, to those who asked; rows that ended were told."""
         for choice in work:
             if choice.request.report and choice in self.scheduler.running:
-                self._tell(choice, replace(choice.event(), drops=self._drops(choice)))
+                news = self._news.setdefault(choice.sink, [])
+                # with the news of its token, if there is any
+                own = [i for i, event in enumerate(news) if event.index == choice.index]
+                event = news.pop(own[-1]) if own else choice.event()
+                self._tell(choice, replace(event, drops=self._drops(choice)))
 
     def _drops(self, choice: Choice) -> Drops:
         step = self.runner.drop_step(choice)
