@@ -1,11 +1,15 @@
 """Streams: exactly the chunks that OpenAI sends, and comments while nothing happens."""
 
+import asyncio
+
 import httpx
 import pytest
 from http_server import calling, events, is_error, serving, until
 
+from kvprune.serve.clock import Clock
 from kvprune.serve.limits import Limits
-from kvprune.serve.request import RequestError
+from kvprune.serve.request import Request, RequestError
+from kvprune.serve.streams import Answer
 
 CHAT, PLAIN = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}
@@ -122,14 +126,32 @@ def test_chunks_arrive_one_by_one(engine):
     assert len(pieces) >= 4
 
 
-def test_a_client_that_reads_nothing_is_dropped(engine):
-    """Its row is freed, and its queue does not grow without bound."""
-    limits = Limits(send_seconds=0.4, unsent=50)
-    engine.positions = 200_000
-    body = {"prompt": "abc" * 50, "max_tokens": 150_000, "stream": True}
+def test_a_client_that_takes_nothing_is_dropped(engine):
+    engine.positions = 10_000_000
+    body = {"prompt": "abc" * 50, "max_tokens": 9_000_000, "stream": True}
     body["kvprune"] = {"report": True}  # larger chunks: the network's buffers are full sooner
+    limits = Limits(send_seconds=0.4, unsent=10**9)
     with serving(engine, limits=limits) as (url, server):
         with httpx.stream("POST", url + PLAIN, json=body, timeout=10):
             until(lambda: engine.cancelled, 10)
             until(lambda: not engine.running)
         until(lambda: not server._service.answers)
+
+
+def test_what_waits_for_a_slow_client_is_bounded(engine):
+    """Also while nobody looks at it, as a blocked connection keeps its sender from doing."""
+
+    async def ask():
+        request = Request("slow", (1, 2, 3), 100_000)
+        clock = Clock(None, engine.watch)
+        clock.see_events = lambda id, events: None
+        answer = Answer(engine, [request], clock, Limits(unsent=50))
+        answer.submit()
+        await asyncio.to_thread(until, lambda: engine.cancelled)
+        assert 50 < len(answer._events) < 60
+        with pytest.raises(RequestError, match="too slowly"):
+            async for _ in answer.events():
+                pass
+
+    asyncio.run(ask())
+    assert engine.cancelled == ["slow"]

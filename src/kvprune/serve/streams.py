@@ -77,6 +77,7 @@ class Answer:
                 self._failure = RequestError(
                     "the client reads too slowly", status=408, code="slow_client"
                 )
+                self.cancel()  # at once: whoever sends may be blocked for long
             if self._live or self._left <= 0 or ended:
                 self._wake()
 
