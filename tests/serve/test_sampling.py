@@ -34,6 +34,35 @@ def test_the_distribution(rules, allowed):
     torch.testing.assert_close(shares(**rules), want.softmax(-1), atol=0.03, rtol=0)
 
 
+def plainly(logits, top_k, min_p, top_p):
+    """What is left, by the definitions: one filter after the other, over all tokens."""
+    share = logits.softmax(-1)
+    order = share.argsort(descending=True).tolist()
+    if top_k:
+        order = order[:top_k]
+    order = [token for token in order if share[token] >= min_p * share[order[0]]]
+    total, left, sum_before = sum(share[token] for token in order), set(), 0.0
+    for token in order:
+        if sum_before < top_p * total:
+            left.add(token)
+        sum_before += share[token]
+    return left
+
+
+@pytest.mark.parametrize("spread", [0.05, 2.0, 6.0])
+@pytest.mark.parametrize(
+    ("top_k", "min_p", "top_p"),
+    [(0, 0, 0.9), (0, 0.05, 1), (7, 0, 1), (300, 0, 0.8), (400, 0.02, 0.95), (0, 0.3, 0.5)],
+)
+def test_filters_over_many_tokens(monkeypatch, spread, top_k, min_p, top_p):
+    logits = spread * torch.randn(500, generator=torch.Generator().manual_seed(1))
+    taken = []
+    sampler = Sampler(Sampling(top_k=top_k, min_p=min_p, top_p=top_p))
+    monkeypatch.setattr(sampler, "_pick", lambda x: taken.append(x) or 0)
+    assert sampler.choose(logits.clone()) == int(logits.argmax())
+    assert int((taken[0] > 0).sum()) == len(plainly(logits, top_k, min_p, top_p))
+
+
 def test_greedy_bias_and_bans():
     assert Sampler(Sampling(temperature=0)).choose(LOGITS.clone()) == 4
     assert Sampler(Sampling(temperature=0)).choose(LOGITS.clone(), {4}) == 0

@@ -10,6 +10,9 @@ from torch import Tensor
 
 from kvprune.serve.request import Sampling, Token
 
+# tokens among which the next one is looked for first
+LIKELY = 256
+
 
 class Sampler:
     """Chooses the tokens of one row.
@@ -50,22 +53,40 @@ class Sampler:
             logits[token] = -torch.inf
         if rules.temperature == 0:
             return int(logits.argmax())
-        logits = logits / rules.temperature
-        if 0 < rules.top_k < len(logits):
-            logits[logits < logits.topk(rules.top_k).values[-1]] = -torch.inf
-        share = logits.softmax(-1)
-        if rules.min_p:
-            share[share < rules.min_p * share.max()] = 0
-        if rules.top_p < 1:
-            ordered, order = share.sort(descending=True)
-            before = ordered.cumsum(-1) - ordered
-            # the one that passes the mark still belongs
-            share[order[before >= rules.top_p * ordered.sum()]] = 0
-        return int(share.multinomial(1, generator=self._random))
+        return self._draw(logits / rules.temperature)
 
     def note(self, token: int) -> None:
         """The token is part of the answer now."""
         self._counts[token] += 1
+
+    def _draw(self, logits: Tensor) -> int:
+        """One of those that top_k, min_p and top_p leave, in this order."""
+        rules, V = self.rules, len(logits)
+        most = min(rules.top_k or V, V)
+        if most == V and not rules.min_p and rules.top_p >= 1:
+            return self._pick(logits.softmax(-1))
+        # few are likely: the others are sorted only if they must be
+        size = min(most, LIKELY)
+        while True:
+            best = logits.topk(size)
+            share = (best.values - logits.logsumexp(-1)).exp()
+            stays = share >= rules.min_p * share[0]
+            all_here = size == most or not stays[-1]
+            total = share[stays].sum() if all_here else 1.0
+            # the one that passes the mark still belongs
+            inside = stays & (share.cumsum(-1) - share < rules.top_p * total)
+            if all_here or (most == V and not rules.min_p and not inside[-1]):
+                break
+            size = most
+        return int(best.indices[self._pick(share * inside)])
+
+    def _pick(self, share: Tensor) -> int:
+        """A number with these chances; `multinomial` would draw as many as there are chances."""
+        sums = share.double().cumsum(-1)
+        mark = torch.rand((), generator=self._random, dtype=torch.float64) * sums[-1]
+        # the first whose sum is above the mark: never one without a chance
+        found = torch.searchsorted(sums, mark.clamp(max=sums[-1] * (1 - 1e-15)), right=True)
+        return int(found)
 
     def _penalise(self, logits: Tensor) -> None:
         rules = self.rules
