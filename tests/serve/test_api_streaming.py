@@ -1,6 +1,7 @@
 """Streams: exactly the chunks that OpenAI sends, and comments while nothing happens."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -153,5 +154,7 @@ def test_what_waits_for_a_slow_client_is_bounded(engine):
             async for _ in answer.events():
                 pass
 
-    asyncio.run(ask())
+    # in a thread of its own: browsers under test leave a loop running in this one
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, ask()).result(60)
     assert engine.cancelled == ["slow"]

@@ -39,6 +39,7 @@ class Server(uvicorn.Server):
                 log_config=log_config(log_level),
                 log_level=None,
                 lifespan="on",
+                ws="none",
                 server_header=False,
                 timeout_graceful_shutdown=GRACE_SECONDS,
                 backlog=BACKLOG,
