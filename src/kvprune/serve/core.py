@@ -55,7 +55,7 @@ class Core:
         prefix_budget: int,
         kv: str | None = None,
         max_rows: int = 64,
-        chunk: int = 512,
+        chunk: int = 1024,
         admission: Admission = "forecast",
     ):
         self.pruned, self.tokenizer, self.budget = pruned, pruned.tokenizer, budget

@@ -47,7 +47,7 @@ class Engine:
         budget: int | str | None = None,
         kv: str | None = None,
         max_rows: int = 64,
-        chunk: int = 512,
+        chunk: int = 1024,
         prefix_budget: int | str | None = None,
         admission: Admission = "forecast",
         max_waiting: int = 256,

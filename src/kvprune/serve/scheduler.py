@@ -19,7 +19,7 @@ Admission = Literal["forecast", "worst", "optimistic"]
 # share of the budget that is planned with: the rest is for gaps between rows
 USABLE = 0.9
 # while nobody waits for a next token, a step may read so many times more
-ALONE = 4
+ALONE = 2
 # how much of what is seen lately counts in the forecast
 RECENT = 0.1
 
@@ -115,7 +115,7 @@ class Scheduler:
         sizes: Sizes,
         budget: int,
         max_rows: int = 64,
-        chunk: int = 512,
+        chunk: int = 1024,
         admission: Admission = "forecast",
     ):
         self.sizes, self.usable = sizes, int(USABLE * budget)
