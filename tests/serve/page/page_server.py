@@ -93,6 +93,7 @@ class PageServer(ThreadingHTTPServer):
         self.refuse = None  # (status, message) for the next request
         self.break_at = None  # after so many tokens, an error within the stream
         self.report = True
+        self.ends = False  # whether the end token is reported, which is no part of the text
         self.rule = regular_drops
         self.layers = LAYERS
         self.statuses = [[]]  # the rows of /v1/kv, one list per status
@@ -241,6 +242,8 @@ class Handler(BaseHTTPRequestHandler):
             everything = prompt + tokens
             drops = row.step(everything, len(prompt) + n) if n else None
             chunk(token["text"], news={"tokens": [token], **({"drops": drops} if drops else {})})
+        if server.ends:
+            chunk("", news={"tokens": [{"id": 2, "text": "<|im_end|>"}]})
         chunk("", finish)
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(tokens),
                  "prompt_tokens_details": {"cached_tokens": len(prompt) // 2}}  # fmt: skip

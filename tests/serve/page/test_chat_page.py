@@ -146,10 +146,12 @@ def test_arrow_up_edits_the_last_question(visit):
     assert tab.input_value(".editor textarea") == "Why is the sky blue?"
 
 
-def test_continue_sends_the_very_tokens(visit):
+@pytest.mark.parametrize("ends", [False, True])
+def test_continue_sends_the_very_tokens(visit, ends):
     parts = ["One two three", " four five.", "Six."]
-    tab, server = visit(answer=lambda body: parts[len(server.requests) - 1])
+    tab, server = visit(answer=lambda body: parts[len(server.requests) - 1], ends=ends)
     ask(tab)
+    server.ends = False
     press(tab, "Continue")
     answered(tab)
     path, body = server.requests[1]
