@@ -242,7 +242,7 @@ def prompts(clients: int, low: int, high: int) -> list[str]:
     step = (high - low) / max(clients - 1, 1)
     lengths = [round(low + step * number) for number in range(clients)]
     # special tokens are added by the servers
-    return [pruned.tokenizer.decode(row[:n]) for row, n in zip(ids, lengths, strict=True)]
+    return [str(pruned.tokenizer.decode(row[:n])) for row, n in zip(ids, lengths, strict=True)]
 
 
 def main() -> None:

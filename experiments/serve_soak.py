@@ -53,10 +53,11 @@ def make_engine() -> Engine:
     pruned = kvprune.attach(tiny.load_model(), kvprune.PruningConfig(rank=8))
     random_votes = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for interaction in pruned.interactions:
-            for weight in (interaction.query.weight, interaction.key.weight):
+        for layer in pruned.layers:
+            assert layer.interaction is not None
+            for weight in (layer.interaction.query.weight, layer.interaction.key.weight):
                 weight.copy_(torch.randn(weight.shape, generator=random_votes) * 0.15)
-            interaction.beta.fill_(1.0)
+            layer.interaction.beta.fill_(1.0)
     return Engine(
         pruned, name="tiny", budget=BUDGET, max_rows=16, chunk=64, max_waiting=64,
         prefix_budget=BUDGET // 2, admission="optimistic",

@@ -1,6 +1,7 @@
 """What a request gets does not depend on who is beside it, nor on how little memory there is."""
 
 import random
+from dataclasses import replace
 
 import pytest
 from engines import GREEDY, alone, core, prompt, pruned_model, serve
@@ -177,6 +178,32 @@ def test_logprobs_of_prompt_and_answer():
     for t, token in enumerate(answer, len(text) - 1):
         assert token.logprob == pytest.approx(float(want[t, token.id]), abs=1e-3)
         assert token.top[0] == (token.id, token.logprob)
+
+
+def test_the_end_token_and_sizes():
+    pruned = pruned_model()
+    request = Request("e", prompt(30, 4), 12, GREEDY, logprobs=1)
+    want = alone(pruned, request)
+    end = next(token for token in want[2:] if token not in want[:2])
+    pruned.tokenizer.eos_token_id = end
+    count = want.index(end) + 1
+    (client,) = serve(core(pruned), [(0, request)])
+    # it is among the tokens, not in the text
+    assert (client.finish(), client.tokens()) == ("stop", want[:count])
+    assert client.text() == "".join(f" w{token}" for token in want[: count - 1])
+    last = client.of()[-1]
+    assert (last.stop_reason, last.usage.completion_tokens) == (end, count)
+    assert last.tokens[0].logprob == last.tokens[0].top[0][1]
+    # and whoever did not ask for a report still learns what it cost
+    assert last.drops.dropped == ()
+    assert 0 < last.drops.bytes < last.drops.dense_bytes * 3
+    for change, found in [
+        ({"ignore_eos": True}, ("length", want)),
+        ({"min_tokens": 12}, ("length", None)),
+    ]:
+        (client,) = serve(core(pruned), [(0, replace(request, **change))])
+        assert client.finish() == found[0]
+        assert client.tokens() == found[1] or (found[1] is None and end not in client.tokens()[:11])
 
 
 def test_a_report_tells_every_drop_once():

@@ -63,7 +63,7 @@ class Choice(ServedRow):
         if token.id in ends and not request.ignore_eos:
             self.tokens.append(token.id)
             text = self._stops.end()
-            return self.event(text, finish="stop", stop_reason=token.id)
+            return self.event(text, (token,), "stop", stop_reason=token.id)
         self.tokens.append(token.id)
         self.sampler.note(token.id)
         may_stop = self.new >= request.min_tokens

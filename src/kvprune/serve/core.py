@@ -233,9 +233,13 @@ class Core:
             at = fresh[layer].nonzero()[:, 0]
             pairs = zip(at.tolist(), step[layer, at].tolist(), strict=True)
             layers.append((layer, tuple(pairs)))
+        return self._sizes(choice, tuple(layers))
+
+    def _sizes(self, choice: Choice, dropped: tuple[Any, ...] = ()) -> Drops:
+        """What a row holds now, and what it dropped."""
         return Drops(
             choice.done,
-            tuple(layers),
+            dropped,
             tuple(self.runner.kept(choice)),
             self.runner.held(choice),
             choice.done * self.runner.dense_slot,
@@ -253,6 +257,8 @@ class Core:
                     self.traces[request.id] = choice.tokens[: choice.done], record
                     while len(self.traces) > TRACES:
                         self.traces.popitem(last=False)
+            else:
+                event = replace(event, drops=self._sizes(choice))
             kept = self.runner.kept(choice)
             dropped = self.counters["dropped_by_layer"]
             self.counters["dropped_by_layer"] = [

@@ -73,7 +73,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Drops:
-    """What one step of one choice dropped, if `report` was asked for."""
+    """What one step of one choice dropped, if `report` was asked for; at its end, sizes alone."""
 
     step: int  # tokens that the row has read after it
     dropped: tuple[tuple[int, tuple[tuple[int, int], ...]], ...]

@@ -185,7 +185,7 @@ class CompletionFormat(Format):
 
     def _whole_choice(self, choice: Choice) -> dict[str, Any]:
         text = self._echoed(choice) + "".join(choice.text)
-        tokens = [*choice.prompt_tokens, *choice.tokens, *_unsaid_end(choice)]
+        tokens = [*choice.prompt_tokens, *choice.tokens]
         logprobs = self._logprobs(choice, tokens) if self.logprobs else None
         return {"index": choice.index, "text": text, "logprobs": logprobs}
 
@@ -200,7 +200,6 @@ class CompletionFormat(Format):
             tokens = [*event.prompt, *tokens]
         part["text"] += event.text
         if event.finish is not None:
-            tokens += _unsaid_end(choice)
             part |= {"finish_reason": event.finish, "stop_reason": event.stop_reason}
         if self.logprobs and tokens:
             part["logprobs"] = self._logprobs(choice, tokens)
@@ -238,16 +237,6 @@ class CompletionFormat(Format):
             label, value = self.texts.label(id), finite(logprob)
             found[label] = max(value, found.get(label, value))
         return found
-
-
-def _unsaid_end(choice: Choice) -> list[Token]:
-    """The end token of an answer, if the engine did not list it among the others.
-
-    It counts as generated, and who scores prompts relies on one entry per token.
-    """
-    end, last = choice.stop_reason, choice.tokens[-1:]
-    said = not isinstance(end, int) or (last and last[0].id == end)
-    return [] if said else [Token(int(end or 0))]
 
 
 def finite(logprob: float) -> float:
