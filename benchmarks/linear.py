@@ -2,7 +2,7 @@
 
 Decoding reads every weight once for one token per row, so the floor is the time to read them.
 Shapes of SmolLM2-135M (an MLP's up projection, 30 different ones in turn, so that none is in a
-cache), two dtypes, 1 to 8 rows; torch is asked where our kernel is not used.
+cache), two dtypes, 1 to 64 rows; packed: weights in oneDNN's order, where the CPU has bfloat16.
 """
 
 import statistics
@@ -13,9 +13,11 @@ import torch.nn.functional as F
 
 from harness import arguments, interleave, ratio, report
 from kvprune.ops.linear import linear
+from kvprune.ops.linear.packed import Packed, can_pack
 
 SHAPE, LAYERS = (1536, 576), 30
-ROWS = (1, 2, 4, 8)
+ROWS = (1, 2, 4, 8, 16, 32, 64)
+OWN_ROWS = 8  # more, and our kernel is far behind
 
 
 def each(function, x, weights) -> None:
@@ -30,16 +32,20 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         name = str(dtype).removeprefix("torch.")
         weights = [torch.randn(SHAPE).to(dtype) for _ in range(LAYERS)]
+        packed = [Packed(weight) for weight in weights if can_pack(weight)]
         nbytes = sum(w.numel() * w.element_size() for w in weights)
         for count in ROWS:
             x = torch.randn(count, SHAPE[1]).to(dtype)
-            calls = {
-                "kvprune": partial(each, linear, x, weights),
-                "torch": partial(each, F.linear, x, weights),
-            }
+            calls = {"torch": partial(each, F.linear, x, weights)}
+            if count <= OWN_ROWS:
+                calls["kvprune"] = partial(each, linear, x, weights)
+            if packed:
+                calls["packed"] = partial(each, lambda x, weight: weight.linear(x, None), x, packed)
             with torch.no_grad():
                 seconds = interleave(repeats, calls, warmup=1)
-            ratios[f"linear_{name}_m{count}"] = ratio(seconds["torch"], seconds["kvprune"])
+            for kind in seconds.keys() - {"torch"}:
+                prefix = "linear" if kind == "kvprune" else "packed"
+                ratios[f"{prefix}_{name}_m{count}"] = ratio(seconds["torch"], seconds[kind])
             for kind, times in seconds.items():
                 milliseconds = statistics.median(times) * 1e3
                 speed = nbytes / milliseconds / 1e6

