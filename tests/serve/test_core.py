@@ -7,6 +7,7 @@ import pytest
 from engines import GREEDY, alone, core, prompt, pruned_model, serve
 
 from kvprune import DenseConfig, H2OConfig, SnapKVConfig
+from kvprune.errors import BudgetError
 from kvprune.serve.request import Request, Sampling, Settings
 
 # too little for three rows of the longest texts
@@ -137,6 +138,23 @@ def test_cancel_in_every_state():
     assert engine.runner.arena.used == engine._parked == 0
     assert not engine.scheduler.running
     assert not engine.scheduler.waiting
+
+
+def test_a_row_that_cannot_come_back_yet(monkeypatch):
+    pruned = pruned_model()
+    engine = core(pruned, BUDGET, 10_000_000, chunk=8, max_rows=8, admission="optimistic")
+    enter, refused = engine.runner.enter, []
+
+    def sometimes(row):
+        if row.snapshot is not None and len(refused) < 5:
+            refused.append(row)
+            raise BudgetError(asked=1, held=1, allowed=1)
+        enter(row)
+
+    monkeypatch.setattr(engine.runner, "enter", sometimes)
+    check(serve(engine, requests(16, seed=1)), pruned)
+    assert len(refused) == 5
+    assert engine.runner.arena.used == engine._parked == 0
 
 
 def test_prefixes_are_found_again():

@@ -127,10 +127,23 @@ class Core:
         self.scheduler.apply(plan)
         for row in plan.admit:
             choice = _choice(row)
+            try:
+                self.runner.enter(choice)
+            except BudgetError:
+                self._wait_on(choice, plan)
+                continue
             self._parked -= choice.parked
             choice.parked = 0
-            self.runner.enter(choice)
             self.counters["admitted"] += 1
+
+    def _wait_on(self, choice: Choice, plan: Plan) -> None:
+        """Its snapshot fits, but not between what is there: later, or it is read again."""
+        plan.work.pop(choice)
+        self.scheduler.running.remove(choice)
+        self.scheduler.waiting.appendleft(choice)
+        if not self.scheduler.running:
+            self._parked -= choice.parked
+            choice.parked, choice.snapshot, choice.done = 0, None, 0
 
     def _forward(self, plan: Plan) -> None:
         work = {_choice(row): count for row, count in plan.work.items()}

@@ -103,10 +103,10 @@ class Runner:
     def enter(self, row: ServedRow) -> None:
         """A row comes, or comes back from its snapshot."""
         cache = self._new_cache(row.kind)
-        row.done = 0
         if row.snapshot is not None:
             join(cache, [row.snapshot], self._fingerprint(row.kind))
-            row.done, row.snapshot = row.snapshot.tokens, None
+        row.done = 0 if row.snapshot is None else row.snapshot.tokens
+        row.snapshot = None
         self.reading[row] = cache
         if row.left == 1 and row.done:
             self._join_group(row)
