@@ -198,6 +198,22 @@ def test_logprobs_of_prompt_and_answer():
         assert token.top[0] == (token.id, token.logprob)
 
 
+def test_logprobs_of_a_prompt_that_is_read_again():
+    pruned = pruned_model()
+    request = Request("l", prompt(30, 9), 4, GREEDY, prompt_logprobs=1)
+    engine, again = core(pruned, chunk=7, max_rows=7), []
+
+    def interrupt(core, step):
+        if step == 1:
+            again.append(engine.scheduler.running[0].done)
+            engine._read_all_again()
+
+    (client,) = serve(engine, [(0, request)], after=interrupt)
+    assert 0 < again[0] < 30
+    (logs,) = [event.prompt for event in client.events if event.prompt]
+    assert [token.id for token in logs] == list(request.prompt)
+
+
 def test_the_end_token_and_sizes():
     pruned = pruned_model()
     request = Request("e", prompt(30, 4), 12, GREEDY, logprobs=1)

@@ -40,6 +40,7 @@ class Choice(ServedRow):
         self.parked = 0  # bytes of its snapshot while it is preempted
         self.cached = 0  # tokens of the prompt that were not read again
         self.prompt_logs: list[Token] = []
+        self.noted = 0  # tokens of the prompt after the first that have been in it
         self.dropped: Tensor | None = None  # (L, tokens), what the client knows to be dropped
         self._text = Detokeniser(tokenizer, request.prompt)
         self._stops = Stops(request.stop, request.include_stop)

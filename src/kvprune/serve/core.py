@@ -158,7 +158,7 @@ class Core:
         self.counters["seen_slots"] += sum(work.values()) * self.runner.layers
         ready = []
         for choice in work:
-            if choice.all_logits and choice.done <= choice.prompt:
+            if choice.all_logits and not choice.new:
                 self._note_prompt(choice, logits[choice], work[choice])
             if choice.done in choice.stops_at or (choice.done == choice.prompt and not choice.new):
                 self._keep_prefix(choice, choice.stops_at)
@@ -208,11 +208,15 @@ class Core:
     def _note_prompt(self, choice: Choice, logits: Tensor, count: int) -> None:
         """Log-probabilities of the tokens that follow those that were just read."""
         asked = choice.request.prompt_logprobs or 0
-        if not choice.prompt_logs:
+        if not choice.noted and not choice.prompt_logs:
             choice.prompt_logs.append(Token(choice.tokens[0]))
+        # of a row that is read again, those that were noted before are not noted twice
         start = choice.done - count
-        following = choice.tokens[start + 1 : choice.done + 1]
-        choice.prompt_logs += log_probabilities(logits[: len(following)].cpu(), following, asked)
+        known = max(choice.noted - start, 0)
+        following = choice.tokens[start + 1 + known : min(choice.done + 1, choice.prompt)]
+        own = logits[known : known + len(following)].cpu()
+        choice.prompt_logs += log_probabilities(own, following, asked) if following else []
+        choice.noted = max(choice.noted, start + known + len(following))
 
     def _keep_prefix(self, choice: Choice, boundaries: Iterable[int]) -> None:
         """Keep a row at a boundary, or if it is to be pinned."""

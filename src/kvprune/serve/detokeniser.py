@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from kvprune.chat.template import BROKEN
+
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-BROKEN = "�"  # how an incomplete character decodes
 # tokens before the first new one that may change its text: a space, a part of a character
 LOOK_BACK = 6
 
