@@ -240,10 +240,17 @@ def test_the_end_token_and_sizes():
         assert client.tokens() == found[1] or (found[1] is None and end not in client.tokens()[:11])
 
 
-def test_a_report_tells_every_drop_once():
+@pytest.mark.parametrize("again", [None, 2, 12], ids=["once", "again early", "again late"])
+def test_a_report_tells_every_drop_once(again):
     pruned = pruned_model()
     request = Request("d", prompt(40, 2), 20, GREEDY, report=True)
-    clients = serve(core(pruned, chunk=16), [(0, request), *requests(4)])
+
+    def interrupt(core, step):
+        if step == again:
+            core._read_all_again()
+
+    engine = core(pruned, chunk=16, max_rows=16)
+    clients = serve(engine, [(0, request), *requests(4)], after=interrupt)
     client = next(client for client in clients if client.request.id == "d")
     drops = [event.drops for event in client.events if event.drops]
     told = [(layer, at, by) for d in drops for layer, pairs in d.dropped for at, by in pairs]

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvprune.chat.template import end_tokens
@@ -240,11 +241,15 @@ class Core:
 
     def _drops(self, choice: Choice) -> Drops:
         step = self.runner.drop_step(choice)
-        gone, old = step < NEVER, choice.dropped
-        fresh = gone.clone()
-        if old is not None:
-            fresh[:, : old.shape[1]] &= ~old
-        choice.dropped = gone
+        gone, told = step < NEVER, choice.dropped
+        width = gone.shape[1]
+        if told is None:
+            told = torch.zeros_like(gone)
+        # a row that is read again has told of more tokens than it has read so far
+        told = F.pad(told, (0, max(width - told.shape[1], 0)))
+        fresh = gone & ~told[:, :width]
+        told[:, :width] |= gone
+        choice.dropped = told
         layers = []
         for layer in fresh.any(1).nonzero()[:, 0].tolist():
             at = fresh[layer].nonzero()[:, 0]
