@@ -8,10 +8,10 @@ from torch.testing import assert_close
 
 import oracle
 from helpers import random, real_tokens
-from kvprune.ops.attend.hard import hard_attention
 from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.form import AttentionForm
 from kvprune.ops.gate import Gate
+from kvprune.ops.hard.reference import hard_attention
 from kvprune.ops.keep.drop import drop_steps, kept_pairs
 from kvprune.ops.timeline import NEVER, Protection, make_timeline
 

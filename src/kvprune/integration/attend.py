@@ -15,13 +15,13 @@ from kvprune.integration.forward_pass import ForwardPass, LayerOutcome, Observed
 from kvprune.integration.layer import Layer
 from kvprune.methods.base import Reading, Step
 from kvprune.methods.interaction import Ballot
-from kvprune.ops.attend.hard import hard_attention
 from kvprune.ops.attend.operator import soft_attention_in_graph
 from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.decode import NewToken, Votes
 from kvprune.ops.decode import decode as decode_step
 from kvprune.ops.decode.table import Slots
 from kvprune.ops.form import AttentionForm
+from kvprune.ops.hard import hard_attention
 from kvprune.ops.keep.drop import kept_pairs
 from kvprune.ops.never import NEVER
 from kvprune.ops.timeline import Timeline

@@ -75,6 +75,19 @@ def constant(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
+def _narrow(typingctx: Any, x: Any) -> Any:
+    """A float32 as the bits of the nearest bfloat16, a uint16; not for NaN."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        bits = builder.bitcast(args[0], I32)
+        # a tie goes to the even one
+        odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+        rounded = builder.add(bits, builder.add(odd, I32(0x7FFF)))
+        return builder.trunc(builder.lshr(rounded, I32(16)), ir.IntType(16))
+
+    return types.uint16(types.float32), codegen
+
+
 def _power_of_two(typingctx: Any, exponent: Any) -> Any:
     """2^i for an int32 i from −126 to 127: i as the exponent of a float32."""
 
@@ -96,6 +109,7 @@ def _pointer(typingctx: Any, address: Any, kind: Any) -> Any:
 
 # compiled code calls these without the typing context, which a type checker cannot know
 widen: Any = intrinsic(_widen)
+narrow: Any = intrinsic(_narrow)
 power_of_two: Any = intrinsic(_power_of_two)
 pointer: Any = intrinsic(_pointer)
 
