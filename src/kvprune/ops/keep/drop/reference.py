@@ -1,4 +1,4 @@
-"""Hard pruning is one integer per token: the step at which it was dropped."""
+"""Drop steps in plain torch, on any device: one block of queries at a time."""
 
 from __future__ import annotations
 
@@ -40,13 +40,3 @@ def drop_steps(
             first = torch.minimum(old, first.where(drops.any(dim=-2), NEVER))
             steps[rows] = steps[rows].index_copy(1, keys, first)
     return steps
-
-
-def kept_pairs(drop_step: Tensor, timeline: Timeline) -> Tensor:
-    """How many pairs j < k of a real query and an earlier real token that it still sees: (B,)."""
-    T = timeline.clock.shape[-1]
-    real = timeline.clock >= 0
-    before = torch.nn.functional.pad(real.cumsum(-1), (1, 0))  # real queries before index i
-    last = before.gather(-1, drop_step.clamp(0, T))
-    first = before.gather(-1, (timeline.index + 1).clamp(min=0).expand_as(drop_step))
-    return (last - first).where(timeline.visible_from != NEVER, 0).sum(-1)
