@@ -117,6 +117,7 @@ def load(
     tell("importing transformers")
     from kvprune.adapters.load import load_with_tokenizer
     from kvprune.integration.few_rows import speed_up
+    from kvprune.integration.fused import fuse
     from kvprune.integration.handle import Pruned
 
     quiet()
@@ -131,6 +132,7 @@ def load(
         loaded.model.adjust(**chosen)
     host = loaded.model.model if isinstance(loaded.model, Pruned) else loaded.model
     speed_up(host)
+    fuse(host)
     if isinstance(loaded.model, Pruned):
         _load_kernels(loaded.model, tell, kv)
     return loaded

@@ -9,8 +9,13 @@ from typing import Any
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2CLS
 
 from kvprune.errors import PruneError
+
+# the parts of a gated MLP: down_proj(act_fn(gate_proj(x)) · up_proj(x))
+GATED_MLP = ("gate_proj", "up_proj", "down_proj", "act_fn")
+SILU = {nn.SiLU, ACT2CLS["silu"]}
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,35 @@ def max_positions(model: PreTrainedModel | PreTrainedConfig) -> int | None:
 def experts_per_token(config: PreTrainedConfig) -> int:
     """How many of a layer's experts one token goes through."""
     return int(getattr(config.get_text_config(), "num_experts_per_tok", 1))
+
+
+def is_rms_norm(module: nn.Module) -> bool:
+    """Whether it looks like one by its name and parts; what it computes is another matter."""
+    return (
+        type(module).__name__.endswith("RMSNorm")
+        and [*module._parameters] == ["weight"]
+        and isinstance(module.weight, Tensor)
+        and not module._modules
+        and not module._buffers
+        and isinstance(norm_epsilon(module), float)
+    )
+
+
+def norm_epsilon(module: nn.Module) -> float:
+    """What a norm adds to the mean of squares."""
+    own: Any = vars(module)
+    epsilon: float = own.get("variance_epsilon", own.get("eps"))
+    return epsilon
+
+
+def is_gated_mlp(module: nn.Module) -> bool:
+    """Whether its parts are those of an MLP that is gated by SiLU, and no more."""
+    return (
+        set(module._modules) == set(GATED_MLP)
+        and type(module._modules["act_fn"]) in SILU
+        and not module._parameters
+        and not module._buffers
+    )
 
 
 def _latent_sizes(config: Any) -> tuple[int, int]:

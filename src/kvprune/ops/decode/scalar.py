@@ -70,6 +70,28 @@ WIDEN = {
 }
 
 
+def _narrow(typingctx: Any, x: Any, kind: Any) -> Any:
+    """A float32 as the array `kind` stores it, rounded to the nearest; see `BITS`."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return NARROW[kind.dtype](builder, args[0])
+
+    return (kind.dtype(types.float32, kind), codegen) if kind.dtype in NARROW else None
+
+
+def _as_bfloat16(builder: Any, x: Any) -> Any:
+    # adding just under half of what is cut off, or half where the last bit that stays is odd;
+    # in a NaN that could carry into the sign, so its bits are given
+    bits = builder.bitcast(x, I32)
+    odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, I32(0x7FFF))), I32(16))
+    is_nan = builder.fcmp_unordered("uno", x, x)
+    return builder.trunc(builder.select(is_nan, I32(0x7FC0), rounded), ir.IntType(16))
+
+
+NARROW = {types.float32: lambda builder, x: x, types.uint16: _as_bfloat16}
+
+
 def constant(kind: Any, number: float) -> Any:
     """The number, or a vector of it."""
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
