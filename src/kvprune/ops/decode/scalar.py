@@ -97,19 +97,6 @@ def constant(kind: Any, number: float) -> Any:
     return ir.Constant(kind, [number] * kind.count if isinstance(kind, ir.VectorType) else number)
 
 
-def _narrow(typingctx: Any, x: Any) -> Any:
-    """A float32 as the bits of the nearest bfloat16, a uint16; not for NaN."""
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        bits = builder.bitcast(args[0], I32)
-        # a tie goes to the even one
-        odd = builder.and_(builder.lshr(bits, I32(16)), I32(1))
-        rounded = builder.add(bits, builder.add(odd, I32(0x7FFF)))
-        return builder.trunc(builder.lshr(rounded, I32(16)), ir.IntType(16))
-
-    return types.uint16(types.float32), codegen
-
-
 def _power_of_two(typingctx: Any, exponent: Any) -> Any:
     """2^i for an int32 i from −126 to 127: i as the exponent of a float32."""
 

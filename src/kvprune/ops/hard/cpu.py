@@ -144,7 +144,7 @@ def _block(
                 out = at(about[3] + 2 * place, (width,), HALVES)
                 share = np.float32(1) / total[r]
                 for d in range(width):
-                    out[d] = narrow(output[r, d] * share)
+                    out[d] = narrow(output[r, d] * share, HALVES)
 
 
 @njit(cache=True, fastmath=True)
@@ -171,7 +171,7 @@ def _softmax(
         x = score[s] - most
         e = exp(x) if x > FAINT else np.float32(0)
         total += e
-        weight[s] = narrow(e)
+        weight[s] = narrow(e, HALVES)
     if seen % 2:
         weight[seen] = 0
     return total

@@ -11,7 +11,7 @@ from kvprune.ops.jit import FASTMATH, Array, njit
 from kvprune.ops.threads import use_threads
 from kvprune.ops.timeline import NEVER, Timeline
 
-# keys per task: most are gone before the last of them join
+# keys per task: with 64 numbers each, 128 KB, which the second-level cache holds
 STRIPE = 512
 # numbers of a query that are multiplied at a time: fewer passes over the sums
 NUMBERS = 8
