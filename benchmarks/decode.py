@@ -132,15 +132,20 @@ def bandwidth(repeats: int, quick: bool) -> tuple[float, dict[str, float]]:
     kept = survivors(model.config.n_layer, batch, CONTEXT, SPARSITY)
     cache = filled_cache(attached(model), CONTEXT, kept)
     query, key, value = (torch.randn(batch, 12, 1, 64) for _ in range(3))
-    query_int, key_int = torch.randn(batch, 64) / 8, torch.randn(batch, 64)
     now = torch.full((batch,), CONTEXT)
     new, form = NewToken(query, key, value, now), AttentionForm(0.125)
     block = torch.ones(256 * 2**20)
 
+    # new votes each time: the same ones again would drop nothing, and every row would grow
+    drawn = iter([
+        (torch.randn(batch, 64) / 8, torch.randn(batch, 64))
+        for _ in range((repeats + 2) * len(cache.stores))
+    ])  # fmt: skip
+
     def attend() -> None:
         for store in cache.stores:
-            votes = Votes(query_int, key_int, 2.58)
-            decode(store.table, new, form, votes=votes)
+            query_int, key_int = next(drawn)
+            decode(store.table, new, form, votes=Votes(query_int, key_int, 2.58))
 
     seconds = harness.interleave(repeats, {"attend": attend, "read": lambda: block.sum()})
     slot = (2 * 768 + 64) * 4

@@ -9,13 +9,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from kvprune.chat.template import end_tokens
 from kvprune.errors import BudgetError
-from kvprune.ops.never import NEVER
 from kvprune.serve.choice import Choice, Sink
+from kvprune.serve.drops import LayerDrops, fresh_drops
 from kvprune.serve.prefixes import Prefixes
 from kvprune.serve.request import (
     Drops,
@@ -240,24 +239,10 @@ class Core:
                 self._tell(choice, replace(event, drops=self._drops(choice)))
 
     def _drops(self, choice: Choice) -> Drops:
-        step = self.runner.drop_step(choice)
-        gone, told = step < NEVER, choice.dropped
-        width = gone.shape[1]
-        if told is None:
-            told = torch.zeros_like(gone)
-        # a row that is read again has told of more tokens than it has read so far
-        told = F.pad(told, (0, max(width - told.shape[1], 0)))
-        fresh = gone & ~told[:, :width]
-        told[:, :width] |= gone
-        choice.dropped = told
-        layers = []
-        for layer in fresh.any(1).nonzero()[:, 0].tolist():
-            at = fresh[layer].nonzero()[:, 0]
-            pairs = zip(at.tolist(), step[layer, at].tolist(), strict=True)
-            layers.append((layer, tuple(pairs)))
-        return self._sizes(choice, tuple(layers))
+        fresh, choice.dropped = fresh_drops(self.runner.drop_step(choice), choice.dropped)
+        return self._sizes(choice, fresh)
 
-    def _sizes(self, choice: Choice, dropped: tuple[Any, ...] = ()) -> Drops:
+    def _sizes(self, choice: Choice, dropped: LayerDrops = ()) -> Drops:
         """What a row holds now, and what it dropped."""
         return Drops(
             choice.done,
