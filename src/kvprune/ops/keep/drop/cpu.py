@@ -28,18 +28,19 @@ def drop_steps(
     """See reference.drop_steps; a key that was dropped is not scored again, whatever the block."""
     steps = torch.empty(timeline.visible_from.shape, dtype=torch.long)
     time = timeline.clock, timeline.visible_from, timeline.votable_from
-    tensors = q_int, k_int, beta.reshape(1), *time, steps
+    arrays = (x.detach().contiguous().numpy() for x in (q_int, k_int, *time, steps))
     use_threads()
-    _walk(np.float32(threshold), *(x.detach().contiguous().numpy() for x in tensors))
+    # β as a number: FSDP could no longer free a parameter that NumPy has seen
+    _walk(np.float32(threshold), np.float32(float(beta.detach())), *arrays)
     return steps
 
 
 @njit(parallel=True, cache=True, fastmath=FASTMATH)
 def _walk(
     threshold: np.float32,
+    beta: np.float32,
     q_int: Array,
     k_int: Array,
-    beta: Array,
     clock: Array,
     visible_from: Array,
     votable_from: Array,
@@ -70,7 +71,7 @@ def _walk(
             if alive == 0 or now < 0:
                 continue
             q[:R] = q_int[b, i]
-            if _score(q, k, beta[0], threshold, scores, alive) == 0:
+            if _score(q, k, beta, threshold, scores, alive) == 0:
                 continue
             # from the end: a slot that becomes free goes to the last key, which was looked at
             for slot in range(alive - 1, -1, -1):
