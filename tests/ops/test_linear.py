@@ -121,6 +121,37 @@ def test_packed_weights_follow_the_layer():
 
 
 @packs
+def test_packed_weights_in_a_graph():
+    """One graph for any number of rows, which follows the layer's weights."""
+    layer = nn.Linear(40, 56, bias=False).bfloat16().requires_grad_(False)
+    speed_up(layer)
+    seen = []
+    compiled = torch.compile(
+        layer, fullgraph=True, dynamic=True, backend=lambda graph, _: seen.append(graph) or graph
+    )
+    for rows in (17, 3, 5):
+        x = random(2, rows, 40, dtype=torch.float32).bfloat16()
+        assert torch.equal(compiled(x), layer(x))
+    layer.weight.zero_()
+    assert compiled(x).count_nonzero() == 0
+    assert len(seen) == 1
+    calls = [str(node.target) for node in seen[0].graph.nodes if node.op == "call_function"]
+    assert calls == ["kvprune.packed_linear"]
+
+
+@packs
+def test_the_operator_of_packed_weights_is_sound():
+    layer = nn.Linear(8, 5).bfloat16().requires_grad_(False)
+    speed_up(layer)
+    x = random(2, 3, 8, dtype=torch.float32).bfloat16()
+    torch.library.opcheck(
+        torch.ops.kvprune.packed_linear.default,
+        (vars(layer)["_packed"].handle, x, layer.weight, layer.bias),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@packs
 def test_no_second_copy_without_memory(monkeypatch):
     monkeypatch.setattr(few_rows, "available", lambda: 100)
     layer = nn.Linear(8, 8).bfloat16()

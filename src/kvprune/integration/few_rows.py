@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +12,10 @@ from torch import Tensor, nn
 
 from kvprune.ops.linear import MOST_ROWS, STORED, linear, linear_in_graph
 from kvprune.ops.linear.packed import Packed, can_pack
+from kvprune.utils.handles import owner_of
 from kvprune.utils.memory import available
+
+Product: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 
 # share of the free memory that a second copy of the weights may take
 MOST_MEMORY = 0.25
@@ -47,11 +52,18 @@ def slow_down(model: nn.Module) -> None:
 def _forward(self: nn.Linear, x: Tensor) -> Tensor:
     weight, bias = self.weight, self.bias
     packed: Packed | None = self.__dict__.get("_packed")
+    if torch.compiler.is_compiling():
+        if packed is not None and x.dtype is torch.bfloat16 and _is_plain(x, weight):
+            return packed_in_graph(packed.handle, x, weight, bias)
+        return _few(linear_in_graph, x, weight, bias)
     if packed is not None and _can_use(packed, x, weight):
         return packed.linear(x, bias)
+    return _few(linear, x, weight, bias)
+
+
+def _few(product: Product, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if not _fits(x, weight):
         return F.linear(x, weight, bias)
-    product = linear_in_graph if torch.compiler.is_compiling() else linear
     return product(x.reshape(-1, x.shape[-1]), weight, bias).view(*x.shape[:-1], len(weight))
 
 
@@ -60,9 +72,35 @@ def _can_use(packed: Packed, x: Tensor, weight: Tensor) -> bool:
         x.numel() > UNPACKED_ROWS * x.shape[-1]
         and x.dtype is torch.bfloat16
         and packed.is_of(weight)
-        and not torch.compiler.is_compiling()
         and _is_plain(x, weight)
     )
+
+
+# a graph is traced once, for any number of rows and whatever becomes of the weights: both are
+# looked at when it runs
+LIBRARY = torch.library.Library("kvprune", "FRAGMENT")
+LIBRARY.define("packed_linear(Tensor packed, Tensor x, Tensor weight, Tensor? bias) -> Tensor")
+
+
+def packed_in_graph(handle: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`_forward` of a layer with packed weights, as an operator of torch."""
+    out: Tensor = torch.ops.kvprune.packed_linear(handle, x, weight, bias)
+    return out
+
+
+def _packed_linear(handle: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    packed: Packed = owner_of(handle)
+    if _can_use(packed, x, weight):
+        return packed.linear(x, bias)
+    return _few(linear, x, weight, bias)
+
+
+def _fake(handle: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0])
+
+
+LIBRARY.impl("packed_linear", _packed_linear, "CompositeExplicitAutograd")
+torch.library.register_fake("kvprune::packed_linear", _fake, lib=LIBRARY)
 
 
 def _fits(x: Tensor, weight: Tensor) -> bool:

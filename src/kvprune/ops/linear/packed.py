@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kvprune.utils.handles import new_handle
+
 
 def can_pack(weight: Tensor) -> bool:
     """Whether this machine and this torch can: bfloat16 on a CPU whose oneDNN computes in it."""
@@ -32,6 +34,7 @@ class Packed:
 
     def __init__(self, weight: Tensor):
         self._of, self._version = weight, weight._version
+        self.handle = new_handle(self)
         # the number of rows is a hint, and all give the same order here
         self._ordered: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16)
 
