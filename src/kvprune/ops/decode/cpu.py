@@ -51,7 +51,9 @@ def decode(
     S = int(places.kept.max(initial=0))
     f32 = torch.float32
     if places.rotation is not None:
-        query, key = (x.float() @ places.rotation for x in (query, key))
+        # one product for both: a call takes longer than these numbers
+        rotated = torch.cat((query, key), 1).float() @ places.rotation
+        query, key = rotated.split((Hq, key.shape[1]), 1)
     new_key, new_value, key_scale, value_scale = stored_heads(key, value, places.stored)
     key_int, key_int_scale = stored_interaction(votes.key_int, places.int_stored)
     arrays = New(
@@ -114,7 +116,12 @@ def stored_heads(
     if dtype is not torch.int8:
         none = np.empty((len(key), 0), np.int16)
         return array(key, dtype), array(value, dtype), none, none
-    (key, key_scale), (value, value_scale) = quantise(key), quantise(value)
+    if key.shape == value.shape:
+        # at once: a call takes longer than one token's numbers
+        both, scales = quantise(torch.stack((key.float(), value.float())))
+        (key, value), (key_scale, value_scale) = both, scales
+    else:
+        (key, key_scale), (value, value_scale) = quantise(key), quantise(value)
     return array(key), array(value), array(key_scale[:, :, 0]), array(value_scale[:, :, 0])
 
 

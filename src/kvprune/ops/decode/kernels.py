@@ -15,7 +15,7 @@ from numba import prange
 
 from kvprune.ops.decode.scalar import at, exp, widen
 from kvprune.ops.decode.table import PLACES
-from kvprune.ops.decode.tiles import LANES, dot_tile, value_tile
+from kvprune.ops.decode.tiles import LANES, dot_tile, prefetch, value_tile
 from kvprune.ops.jit import FASTMATH, Array, Scalar, njit
 
 # slots that stay in the first-level cache while the query heads of a group take turns
@@ -229,6 +229,7 @@ def attend(
     G = query.shape[0]  # query: (G, D), k: (S, D), v: (S, Dv), p: (G, S), output: (G, Dv)
     for start in range(0, n, BLOCK):
         dots(p, query, k, start, min(start + BLOCK, n))
+    prefetch(v.ctypes.data)
     scaled = len(k_scale) > 0
     weights = np.empty((G, n), np.float32) if scaled else p
     for g in range(G):
@@ -333,8 +334,14 @@ def add_values_of(
     out: Array, p: Array, g: int, v: Array, start: int, stop: int, whole: int, heads: int
 ) -> None:
     """`add_values` for a constant number of heads, of the first `whole` numbers of each row."""
-    fours = whole // (4 * LANES) * (4 * LANES)
-    for d in range(0, fours, 4 * LANES):
+    eights = 0
+    if heads == 1:
+        # whole rows of 64 numbers, so that memory is read in order
+        eights = whole // (8 * LANES) * (8 * LANES)
+        for d in range(0, eights, 8 * LANES):
+            value_tile(out, d, p, g, v, start, stop, heads, 8)
+    fours = eights + (whole - eights) // (4 * LANES) * (4 * LANES)
+    for d in range(eights, fours, 4 * LANES):
         value_tile(out, d, p, g, v, start, stop, heads, 4)
     for d in range(fours, whole, LANES):
         value_tile(out, d, p, g, v, start, stop, heads, 1)

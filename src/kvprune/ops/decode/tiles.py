@@ -11,7 +11,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import alloca_once, for_range_slice
+from numba.core.cgutils import alloca_once, for_range_slice, get_or_insert_function
 from numba.extending import intrinsic
 
 from kvprune.ops.decode.scalar import widen_vector
@@ -20,6 +20,12 @@ from kvprune.ops.jit import FASTMATH
 # numbers in a vector, as many as a register of AVX2 holds: the sums of three heads fit into its
 # sixteen. A processor with narrower registers takes a vector in parts
 LANES = 8
+
+# bytes between what is read and what is asked for from memory: two pages, since a processor's own
+# prefetching ends with a page
+AHEAD = 8192
+# of the processor's cache
+LINE = 64
 
 F32, I32, I64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
 ZERO = ir.Constant(ir.VectorType(F32, LANES), [0.0] * LANES)
@@ -41,8 +47,10 @@ def _dot_tile(
         rows = [builder.add(g, I64(q)) for q in range(heads.literal_value)]
         sums = [[Sum(builder, ZERO) for _ in range(slots.literal_value)] for _ in rows]
         for s in range(slots.literal_value):
+            slot = builder.add(j, I64(s))
+            keys.prefetch_ahead(slot, I64(0), width)
             with for_range_slice(builder, I64(0), width, I64(LANES)) as (d, _):
-                key = keys.load(builder.add(j, I64(s)), d)
+                key = keys.load(slot, d)
                 for row, own in zip(rows, sums, strict=True):
                     own[s].add(queries.load(row, d), key)
         for row, own in zip(rows, sums, strict=True):
@@ -70,6 +78,7 @@ def _value_tile(
         parts = [builder.add(d, I64(c * LANES)) for c in range(columns.literal_value)]
         sums = [[Sum(builder, outputs.load(row, part)) for part in parts] for row in rows]
         with for_range_slice(builder, start, stop, I64(1)) as (j, _):
+            values.prefetch_ahead(j, d, I64(LANES * columns.literal_value))
             shares = [weights.spread(row, j) for row in rows]
             for c, part in enumerate(parts):
                 value = values.load(j, part)
@@ -84,9 +93,22 @@ def _value_tile(
     return types.void(out, i64, p, i64, v, i64, i64, heads, columns), codegen
 
 
+def _prefetch(typingctx: Any, address: Any) -> Any:
+    """Ask for AHEAD bytes from an address on."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        with for_range_slice(builder, I64(0), I64(AHEAD), I64(LINE)) as (place, _):
+            address = builder.add(args[0], place)
+            prefetch_line(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
 # compiled code calls these without the typing context, which a type checker cannot know
 dot_tile: Any = intrinsic(prefer_literal=True)(_dot_tile)
 value_tile: Any = intrinsic(prefer_literal=True)(_value_tile)
+prefetch: Any = intrinsic(_prefetch)
 
 
 class Rows:
@@ -104,6 +126,14 @@ class Rows:
         place = self._place(row, column, ir.VectorType(self.number, LANES))
         stored = self.builder.load(place, align=self.dtype.bitwidth // 8)
         return widen_vector(self.builder, self.dtype, stored)
+
+    def prefetch_ahead(self, row: Any, column: Any, count: Any) -> None:
+        """Ask for the numbers that lie AHEAD of these; behind the end of memory nothing happens."""
+        size = self.dtype.bitwidth // 8
+        ahead = self.builder.add(column, I64(AHEAD // size))
+        stop = self.builder.add(ahead, count)
+        with for_range_slice(self.builder, ahead, stop, I64(LINE // size)) as (place, _):
+            prefetch_line(self.builder, self._place(row, place, ir.IntType(8)))
 
     def store(self, vector: Any, row: Any, column: Any) -> None:
         self.builder.store(vector, self._place(row, column, vector.type), align=4)
@@ -135,6 +165,13 @@ class Sum:
         """The product of two vectors."""
         product = self.builder.fmul(a, b, flags=FLAGS)
         self.builder.store(self.builder.fadd(self.value, product, flags=FLAGS), self.place)
+
+
+def prefetch_line(builder: Any, place: Any) -> None:
+    kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
+    call = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    # to be read, again soon, as data
+    builder.call(call, [place, I32(0), I32(3), I32(1)])
 
 
 def totals(builder: Any, vectors: list[Any]) -> Any:
