@@ -169,7 +169,7 @@ class Sum:
 
 def prefetch_line(builder: Any, place: Any) -> None:
     kind = ir.FunctionType(ir.VoidType(), [place.type, I32, I32, I32])
-    call = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    call = get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")  # type: ignore[no-untyped-call]
     # to be read, again soon, as data
     builder.call(call, [place, I32(0), I32(3), I32(1)])
 
