@@ -77,8 +77,8 @@ def decode(
         output=output.numpy(),
     )
     rows = Rows(places.where, places.kept, scratch(B, S + 2))
-    use_threads(1 if int(places.kept.sum()) * places.slot_nbytes <= ONE_THREAD else None)
-    kernels.step(*arrays, *rules, *rows, *result)
+    small = int(places.kept.sum()) * places.slot_nbytes <= ONE_THREAD
+    kernels.step(use_threads(1 if small else None), *arrays, *rules, *rows, *result)
     table.finish()
     dropped = torch.from_numpy(result.dropped)
     output = output if new.query.dtype is f32 else output.to(new.query.dtype)

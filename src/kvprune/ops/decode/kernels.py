@@ -69,7 +69,7 @@ class Result(NamedTuple):
 
 
 @njit(cache=True)
-def step(*flat: Any) -> None:
+def step(threads: int, *flat: Any) -> None:
     """Both kernels on the fields of (New, Rules, Rows, Result).
 
     A named tuple as an argument costs Numba three times as much as its fields.
@@ -79,7 +79,9 @@ def step(*flat: Any) -> None:
     # arrays to be written come by themselves: in a parallel kernel Numba takes the last write to
     # a field of a tuple for dead code
     vote_and_drop(new, rules, rows.where, rows.kept, rows.moves, result.dropped)
-    insert_and_attend(new, rules, rows.where, rows.kept, rows.moves, result.weights, result.output)
+    insert_and_attend(
+        threads, new, rules, rows.where, rows.kept, rows.moves, result.weights, result.output
+    )
     for b in range(len(rows.kept)):
         rows.kept[b] += new.active[b]
 
@@ -156,17 +158,22 @@ def plan(dropped: Array, n: int, moves: Array) -> int:
 
 @njit(parallel=True, cache=True)
 def insert_and_attend(
-    new: New, rules: Rules, where: Array, kept: Array, moves: Array, p: Array, output: Array
-) -> None:
+    threads: int, new: New, rules: Rules, where: Array, kept: Array, moves: Array, p: Array,
+    output: Array,
+) -> None:  # fmt: skip
     """Per key head: carry out the moves, store the new token, attend to the row's prefix."""
     (B, H), G = new.key.shape[:2], new.query.shape[1] // new.key.shape[1]
     # reshaped, not sliced, so that the compiler still knows that the arrays are contiguous
     query = new.query.reshape((B, H, G, new.query.shape[3]))
     output = output.reshape((B, H, G, output.shape[3]))
     p = p.reshape((B, H, G, p.shape[2]))
-    # rows change fastest, so that every thread gets long and short ones
+    # a thread gets some heads of every row, long or short, and one after the other those that lie
+    # side by side: what is asked of memory ahead of one is the next one's
+    share = (H + threads - 1) // threads
     for task in prange(H * B):
-        h, b = task // B, task % B
+        first = task // (share * B) * share
+        width = min(share, H - first)
+        b, h = (task - first * B) // width, first + (task - first * B) % width
         if new.active[b]:
             attend_in_row(
                 b, h, new, rules, where[b], kept[b], moves[b], query[b, h], p[b, h], output[b, h]

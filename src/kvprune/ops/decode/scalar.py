@@ -7,12 +7,19 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import carray, types  # type: ignore[attr-defined]
+from llvmlite.binding import get_host_cpu_features
+from numba import carray, config, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 from kvprune.ops.jit import Array, Scalar, njit
 
-F32, I32 = ir.FloatType(), ir.IntType(32)
+F16, F32, I32 = ir.HalfType(), ir.FloatType(), ir.IntType(32)
+
+# x86 processors have an instruction that widens eight or sixteen float16; without it LLVM would
+# call a function that is not there, as it would for a target that the user has chosen
+HAS_FLOAT16 = get_host_cpu_features().get("f16c", False) and not (
+    config.CPU_NAME or config.CPU_FEATURES  # type: ignore[attr-defined]
+)
 
 # NumPy's dtypes for what a table stores; those that NumPy lacks, as integers with their bits
 BITS: dict[torch.dtype, np.dtype[Any]] = {
@@ -48,6 +55,8 @@ def _bfloat16(builder: Any, x: Any, like: Any) -> Any:
 
 
 def _float16(builder: Any, x: Any, like: Any) -> Any:
+    if HAS_FLOAT16:
+        return builder.fpext(builder.bitcast(x, like(F16)), like(F32))
     # exponent and fraction in their places of a float32, whose exponent counts from 112 lower;
     # the product also brings numbers too small for an exponent to theirs. Not for infinities.
     i32, f32 = like(I32), like(F32)

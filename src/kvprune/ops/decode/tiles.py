@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from llvmlite import ir
+from llvmlite.binding import get_host_cpu_features
 from numba import types
 from numba.core.cgutils import alloca_once, for_range_slice, get_or_insert_function
 from numba.extending import intrinsic
@@ -17,9 +18,9 @@ from numba.extending import intrinsic
 from kvprune.ops.decode.scalar import widen_vector
 from kvprune.ops.jit import FASTMATH
 
-# numbers in a vector, as many as a register of AVX2 holds: the sums of three heads fit into its
-# sixteen. A processor with narrower registers takes a vector in parts
-LANES = 8
+# numbers in a vector, as many as a register holds: the sums of three heads fit into the sixteen of
+# AVX2, and into the 32 of AVX-512. A processor with narrower registers takes a vector in parts
+LANES = 16 if get_host_cpu_features().get("avx512f") else 8
 
 # bytes between what is read and what is asked for from memory: two pages, since a processor's own
 # prefetching ends with a page
