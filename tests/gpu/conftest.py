@@ -1,0 +1,14 @@
+"""Triton's interpreter and its compiler exclude each other in one process.
+
+`interpreted` is collected only where TRITON_INTERPRET=1 is set, `compiled` only where it is not;
+test_interpreted.py runs the first in child processes.
+"""
+
+from importlib.util import find_spec
+
+from kvprune.ops.dispatch import interpreted
+
+collect_ignore = ["compiled" if interpreted() else "interpreted"]
+if not find_spec("triton"):
+    # there is no Triton for this system; test_interpreted.py is skipped, and says so
+    collect_ignore = ["compiled", "interpreted"]
