@@ -1,4 +1,4 @@
-"""What kernels could reach on an A100 and an H100, and what fine-tuning needs: docs/gpu.md's tables.
+"""What kernels could reach on a GPU, and what fine-tuning needs of it: tables of docs/gpu.md.
 
 python scripts/roofline.py            prints them
 python scripts/roofline.py --write    puts them into the page, and draws the figure
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +43,9 @@ def filled(page: str, made: dict[str, str]) -> str:
     """The page with each table between its two comments."""
     for name, text in made.items():
         start, end = f"<!-- roofline: {name} -->", "<!-- end -->"
-        pattern = re.escape(start) + r".*?" + re.escape(end)
-        page, found = re.subn(pattern, lambda _, t=text: f"{start}\n{t}\n{end}", page, flags=re.S)
-        assert found == 1, f"{PAGE.name} has {found} places for the table {name}"
+        before, found, rest = page.partition(start)
+        assert found, f"{PAGE.name} has no place for the table {name}"
+        page = f"{before}{start}\n{text}\n{end}{rest.partition(end)[2]}"
     return page
 
 
@@ -60,7 +59,7 @@ def tables() -> dict[str, str]:
             ["pruned", "rows", *(f"{name}, {m.name}" for name in LAUNCHES for m in PAIR)], begins()
         ),
         "step": markdown(
-            ["context", *(f"{gpu.name}, {rows} rows" for gpu in (A100, H100) for rows in (1, 16, 64))],
+            ["context", *(f"{gpu.name}, {rows} rows" for gpu in (A100, H100) for rows in ROWS)],
             steps(LLAMA_8B),
         ),
         "overhead": markdown(
@@ -82,6 +81,7 @@ def tables() -> dict[str, str]:
     }  # fmt: skip
 
 
+ROWS = (1, 16, 64)
 PAIR = (LLAMA_1B, LLAMA_8B)
 WAYS = ("blocks of 128", "survivors packed")
 
@@ -103,7 +103,7 @@ def kernels() -> Iterator[list[str]]:
 def begins() -> Iterator[list[str]]:
     """The context from which a layer's attention is faster pruned than dense, on an A100."""
     for sparsity in (0.5, 0.8, 0.9):
-        for rows in (1, 16, 64):
+        for rows in ROWS:
             found = [
                 decode.break_even(_shape(model), Case(rows, 0, sparsity), A100, launch)
                 for launch in LAUNCHES.values()
@@ -118,7 +118,7 @@ def steps(model: Decoder) -> Iterator[list[str]]:
     for context in (256, 1024, 4096, 16384, 65536):
         cells = [f"{context:,}"]
         for gpu in (A100, H100):
-            for rows in (1, 16, 64):
+            for rows in ROWS:
                 dense, pruned = decode.step(shape, Case(rows, context), gpu, GRAPH)
                 cells.append(f"{dense / pruned:.2f} ×")
         yield cells

@@ -50,9 +50,9 @@ def _roof(axis: Axes, shape: Shape) -> None:
     ]
     for number, (name, work) in enumerate(points, 1):
         products = work.tensor + work.scores  # what the roof is of
-        reached = products / work.bound(H100, exact=False)[0] / 1e12
+        height = products / work.bound(H100, exact=False)[0] / 1e12
         axis.plot(
-            [products / work.bytes], [reached], MARKERS[number], color=COLOURS[number], label=name,
+            [products / work.bytes], [height], MARKERS[number], color=COLOURS[number], label=name,
             markersize=7,
         )  # fmt: skip
     axis.set(xscale="log", yscale="log", xlabel="FLOPs per byte", ylabel="TFLOP/s", ylim=(1, 2000))
@@ -84,5 +84,7 @@ def _whole(axis: Axes, shape: Shape) -> None:
         line(axis, number, CONTEXTS, [dense / pruned for dense, pruned in times], name)
     level(axis, 1)
     axis.set(xscale="log", xlabel="context, tokens", ylabel="dense time / pruned", ylim=(0, None))
-    axis.text(CONTEXTS[-1], 0.15, "Llama-3.1-8B, 80 % pruned, H100", ha="right", fontsize=8, color=INK)
+    axis.text(
+        CONTEXTS[-1], 0.15, "Llama-3.1-8B, 80 % pruned, H100", ha="right", fontsize=8, color=INK
+    )
     legend(axis, loc="upper left")

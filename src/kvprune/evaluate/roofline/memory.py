@@ -53,7 +53,7 @@ class Memory:
 
     @property
     def total(self) -> float:
-        return sum(asdict(self).values())
+        return float(sum(asdict(self).values()))
 
 
 def fine_tuning(model: Decoder, run: Run) -> Memory:
@@ -104,7 +104,7 @@ def saved_by_layer(model: Decoder, run: Run) -> float:
     width, inner, query, key = SAVED[run.tune]
     queries, keys = model.heads * model.size, model.key_heads * model.size
     token = width * model.width + inner * model.inner + query * queries + key * keys
-    token += 2 * 4 * run.rank + 12
+    token += 2 * 4 * run.rank + 2 * 4  # and what two norms divide by
     if model.norms:
         token += SAVED_NORMS[run.tune] * (queries + keys) + 4 * (model.heads + model.key_heads)
     copies = 2 * model.layer_weights
@@ -113,4 +113,3 @@ def saved_by_layer(model: Decoder, run: Run) -> float:
         copies += 2 * lora_weights(model, run.lora_rank)
     carries = run.rows * -(-run.length // BLOCK) * run.length * 4
     return float(tokens * token + copies + carries)
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -38,14 +38,16 @@ class Decoder(NamedTuple):
         """For transformers; `changes`: fewer layers, say, for a quick look."""
         from transformers import LlamaConfig, Qwen3Config
 
-        kind = Qwen3Config if self.norms else LlamaConfig
+        kind: Any = Qwen3Config if self.norms else LlamaConfig
         values = {
             "vocab_size": self.vocabulary, "hidden_size": self.width,
             "intermediate_size": self.inner, "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads, "num_key_value_heads": self.key_heads,
             "head_dim": self.size, "max_position_embeddings": 131072,
         }  # fmt: skip
-        config = kind(**{**values, **changes}, tie_word_embeddings=self.tied, dtype="bfloat16")
+        config: PreTrainedConfig = kind(
+            **{**values, **changes}, tie_word_embeddings=self.tied, dtype="bfloat16"
+        )
         config.name_or_path = self.name
         return config
 

@@ -41,9 +41,7 @@ def flash(layer: AttentionShape, dtype: str, text: Text, backward: bool = True) 
     return works
 
 
-def training(
-    layer: AttentionShape, dtype: str, text: Text, once_for: int = 1
-) -> dict[str, Work]:
+def training(layer: AttentionShape, dtype: str, text: Text, once_for: int = 1) -> dict[str, Work]:
     """Pairwise gates with a carry per block of queries.
 
     `once_for`: how many query heads share one computation of a tile's scores. Each of the kernels
@@ -99,9 +97,7 @@ def prefill(
         "first drop": Work(
             text.rows * text.length * text.rank * 2 * 4, scores=2 * text.rank * text.pairs
         ),
-        "attention": Work(
-            full.bytes + gathered, full.tensor * share, scalar=full.scalar * share
-        ),
+        "attention": Work(full.bytes + gathered, full.tensor * share, scalar=full.scalar * share),
     }
 
 
