@@ -8,6 +8,8 @@ from torch.testing import assert_close
 
 import oracle
 from helpers import random, real_tokens
+from kvprune.errors import PruneError
+from kvprune.ops.attend import soft
 from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.form import AttentionForm
 from kvprune.ops.gate import Gate
@@ -307,3 +309,18 @@ def test_a_tie_is_a_vote_to_drop():
     zeros, beta = torch.zeros(1, 3, 2), torch.tensor(0.25)
     assert drop_steps(zeros, zeros, beta, timeline, 0.25).tolist() == [[1, 2, NEVER]]
     assert drop_steps(zeros, zeros, beta, timeline, 0.2499).tolist() == [[NEVER] * 3]
+
+
+def test_what_triton_does_not_take_is_the_references(monkeypatch):
+    monkeypatch.setattr(soft.SOFT_FORWARD, "best_backend", lambda x: "triton")
+
+    def choice(D=8, R=4, votes=torch.float32, backend=None):
+        q, vote = torch.empty(1, 1, 2, D), torch.empty(1, 2, R, dtype=votes)
+        return soft.choose(q, q, [vote, vote, torch.empty((), dtype=votes)], backend)
+
+    assert choice(D=256, R=256) == "triton"
+    assert choice(backend="cpu") == choice(backend="reference") == "reference"
+    for odd in ({"D": 257}, {"R": 257}, {"votes": torch.float64}):
+        assert choice(**odd) == "reference"
+        with pytest.raises(PruneError, match=r"triton backend takes .* not .*257|float64"):
+            choice(**odd, backend="triton")

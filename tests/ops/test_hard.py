@@ -6,6 +6,7 @@ import torch
 
 from helpers import random
 from kvprune.errors import PruneError
+from kvprune.ops import hard
 from kvprune.ops.form import AttentionForm
 from kvprune.ops.hard import HARD_ATTENTION, hard_attention, reference, tile
 from kvprune.ops.jit import njit
@@ -163,3 +164,15 @@ def test_product(monkeypatch, instruction, steps):
     )
     assert (c[:, :30] == -1).all()
     assert (c[:, 30 + tile.COLUMNS :] == -1).all()
+
+
+def test_what_triton_does_not_take_is_the_references():
+    def fits(D=64, learns=False, **form):
+        q = torch.empty(1, 2, 4, D, device="meta", requires_grad=learns)
+        return hard._fits_kernel(q, q, q, AttentionForm(0.3, **form))
+
+    assert fits()
+    assert fits(D=256, softcap=30.0, sinks=torch.zeros(2))
+    assert not fits(D=257)
+    assert not fits(learns=True)
+    assert not fits(dropout=0.1)

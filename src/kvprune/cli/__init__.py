@@ -8,6 +8,7 @@ import typer
 
 from kvprune.cli.chat import chat
 from kvprune.cli.demo import demo
+from kvprune.cli.doctor import doctor
 from kvprune.cli.evaluate import eval_app
 from kvprune.cli.explain import explain
 from kvprune.cli.generate import generate
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command()(demo)
 app.command()(chat)
 app.command()(models)
+app.command()(doctor)
 app.command()(generate)
 app.command()(serve)
 app.command()(explain)

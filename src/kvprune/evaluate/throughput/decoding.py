@@ -30,8 +30,9 @@ def dense_cache(
     cache = empty_cache(kind, model, context + room)
     _, heads, size, value_size = host.heads(model.config)
     for layer in range(model.config.get_text_config().num_hidden_layers):
-        key = torch.randn(batch, heads, context, size).to(model.dtype)
-        value = torch.randn(batch, heads, context, value_size).to(model.dtype)
+        shape, place = (batch, heads, context), model.device
+        key = torch.randn(*shape, size, device=place).to(model.dtype)
+        value = torch.randn(*shape, value_size, device=place).to(model.dtype)
         cache.update(key, value, layer)
     return cache
 
@@ -54,15 +55,19 @@ def filled_cache(
     """
     cache = PrunedCache(pruned, **storage)
     _, heads, size, value_size = host.heads(pruned.model.config)
+    device, dtype = pruned.device, pruned.model.dtype
     for store, counts in zip(cache.stores, kept, strict=True):
         (B,), S = counts.shape, int(counts.max())
-        key = torch.randn(B, heads, S, size).to(pruned.model.dtype)
-        value = torch.randn(B, heads, S, value_size).to(pruned.model.dtype)
+        key = torch.randn(B, heads, S, size, device=device).to(dtype)
+        value = torch.randn(B, heads, S, value_size, device=device).to(dtype)
         table = store.begin(key[:, :, :0], value[:, :, :0])
         valid = torch.arange(S) < counts[:, None]
         number = torch.arange(context - S, context) if token is None else token[:S]
-        extra = {name: torch.rand(B, S, *shape) for name, shape in table.extra.items()}
-        table.push(key, value, torch.randn(B, S, pruned.rank), number.expand(B, S), valid, **extra)
+        columns = {name: torch.rand(B, S, *shape) for name, shape in table.extra.items()}
+        extra = {name: column.to(device) for name, column in columns.items()}
+        key_int = torch.randn(B, S, pruned.rank, device=device)
+        places = number.expand(B, S).to(device), valid.to(device)
+        table.push(key, value, key_int, *places, **extra)
         store.seen = context
     return cache
 

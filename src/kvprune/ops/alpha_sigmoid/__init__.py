@@ -19,8 +19,10 @@ __all__ = [
     "temperature_sigmoid",
 ]
 
-ALPHA_SIGMOID = Operation(reference.alpha_sigmoid, cpu=[torch.float32])
-LOG_ALPHA_SIGMOID = Operation(reference.log_alpha_sigmoid, cpu=[torch.float32])
+ALPHA_SIGMOID = Operation(reference.alpha_sigmoid, cpu=[torch.float32], triton=[torch.float32])
+LOG_ALPHA_SIGMOID = Operation(
+    reference.log_alpha_sigmoid, cpu=[torch.float32], triton=[torch.float32]
+)
 
 
 def alpha_sigmoid(x: Tensor, alpha: float, backend: str | None = None) -> Tensor:

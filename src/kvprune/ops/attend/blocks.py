@@ -10,6 +10,9 @@ from torch import Tensor
 # wide enough for full speed of the matrix products, small enough that a block of logits of a
 # dozen heads stays in the last-level cache
 BLOCK = 128
+# numbers of a head, or of a vote, of which the smallest tile of Triton's kernels fits into the
+# shared memory of every device
+WIDEST = 256
 
 
 def query_blocks(length: int, block: int = BLOCK) -> list[slice]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kvprune.ops.dispatch import Operation
+from kvprune.ops.attend.blocks import WIDEST
+from kvprune.ops.dispatch import REFERENCE, Operation
 from kvprune.ops.keep.drop import reference
 from kvprune.ops.timeline import NEVER, Timeline
 
-DROP_STEPS = Operation(reference.drop_steps, cpu=[torch.float32])
+DROP_STEPS = Operation(reference.drop_steps, cpu=[torch.float32], triton=[torch.float32])
 
 
 def drop_steps(
@@ -21,7 +22,9 @@ def drop_steps(
     block: int = 256,
     backend: str | None = None,
 ) -> Tensor:
-    """See reference.drop_steps."""
+    """See reference.drop_steps; votes wider than Triton's tiles are the reference's on a GPU."""
+    if backend is None and q_int.is_cuda and q_int.shape[-1] > WIDEST:
+        backend = REFERENCE
     implementation = DROP_STEPS.implementation(q_int, backend)
     return implementation(q_int, k_int, beta, timeline, threshold, block)
 
