@@ -148,15 +148,21 @@ def _study_corpus(
     as_json: bool,
 ) -> None:
     from kvprune.adapters.load import load_with_tokenizer
+    from kvprune.evaluate.dense import identity
     from kvprune.explain import figures
     from kvprune.explain.context_switch import TEXTS
     from kvprune.explain.corpus_study import study_corpus
+    from kvprune.utils.processes import launched
 
     quiet()
-    loaded = load_with_tokenizer(model, adapter, merge=True)
-    pruned, tokenizer = loaded.attached(), loaded.tokenizer
-    texts = tuple(_read_text(file) for file in switch) if switch else TEXTS
-    study = study_corpus(pruned, tokenizer, corpus, length, rows, texts)
+    with launched() as group:
+        texts = tuple(_read_text(file) for file in switch) if switch else TEXTS
+        loaded = group.together(lambda: load_with_tokenizer(model, adapter, merge=True))
+        pruned, tokenizer = loaded.attached(), loaded.tokenizer
+        group.agree(lambda: {"weights": identity(loaded.host)})
+        study = study_corpus(pruned, tokenizer, corpus, length, rows, texts, group)
+    if not group.is_main:
+        return
     files = [study.save(folder / "forgetting.json"), *figures.save(study, folder)]
     if as_json:
         print(json.dumps(study.to_plain()))

@@ -16,6 +16,7 @@ from kvprune.methods import METHODS
 from kvprune.text.config import DataConfig
 from kvprune.train.config import TrainConfig
 from kvprune.utils.malloc import keep_memory
+from kvprune.utils.processes import is_main
 
 METHOD = tuple(method for method in METHODS.values() if method.trainable)
 # the help in parts; a field that is missing here would end up among the options of the run
@@ -95,6 +96,8 @@ def train(
     keep_memory()
     chosen = make_recipe(merge_settings(read_yaml(recipe) if recipe else {}, over))
     result = run(chosen, out, resume, push)
+    if not is_main():
+        return
     if result.missed_target:
         print(f"kvprune: {result.missed_target}", file=sys.stderr)
     if as_json:

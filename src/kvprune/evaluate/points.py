@@ -9,6 +9,7 @@ from typing import Any
 
 from kvprune.errors import PruneError
 from kvprune.utils.files import write_atomically
+from kvprune.utils.processes import ALONE, Group
 
 Row = dict[str, Any]
 
@@ -18,16 +19,21 @@ class Points:
 
     `measure` computes the rows of a setting once: a sweep that was interrupted resumes at the first
     setting that is not in the file. `about` (versions, sizes, the command) must be the same in both
-    runs, as rows measured differently do not mix. Without a path nothing is stored.
+    runs, as rows measured differently do not mix. Without a path nothing is stored. Of several
+    processes (`group`) the main one has the file, and all have its rows.
     """
 
-    def __init__(self, path: str | Path | None, about: Row | None = None):
+    def __init__(self, path: str | Path | None, about: Row | None = None, group: Group = ALONE):
         self.path, self.about = None if path is None else Path(path), about or {}
+        self._group = group
         self._groups: dict[str, list[Row]] = {}
-        if self.path is not None and self.path.exists():
-            self._read(self.path)
+        if self.path is not None:
+            self.about, self._groups = group.from_main(self._read)
 
-    def _read(self, path: Path) -> None:
+    def _read(self) -> tuple[Row, dict[str, list[Row]]]:
+        path = self.path
+        if path is None or not path.exists():
+            return self.about, {}
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             groups = {_key(group["setting"]): group["rows"] for group in saved["points"]}
@@ -41,15 +47,14 @@ class Points:
                     f"{path} was measured with {name} = {saved['about'].get(name)!r}, now it "
                     f"is {value!r}; measure into another file, or delete this one"
                 )
-        self.about = saved["about"]
-        self._groups = groups
+        return saved["about"], groups
 
     def measure(self, setting: Row, rows: Callable[[], Iterable[Row]]) -> list[Row]:
         """The rows of this setting: from the file, or else computed and written to it."""
         key = _key(setting)
         if key not in self._groups:
             self._groups[key] = [{**setting, **row} for row in rows()]
-            if self.path is not None:
+            if self.path is not None and self._group.is_main:
                 self.write(self.path)
         return self._groups[key]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ from kvprune.explain.statistics import Statistics, statistics
 from kvprune.explain.trace import Trace
 from kvprune.text.sources import find
 from kvprune.utils.files import write_atomically
+from kvprune.utils.processes import ALONE, Group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -66,21 +68,27 @@ def study_corpus(
     length: int = 512,
     rows: int = 32,
     texts: Sequence[str] = TEXTS,
+    group: Group = ALONE,
 ) -> Study:
-    """Read `rows` rows of the corpus and the texts of the context switch, and count."""
-    ids = list(islice(read_rows(sources, tokenizer, length), rows))
+    """Read `rows` rows of the corpus and the texts of the context switch, and count.
+
+    Processes of a `group` share the rows, and all return the same.
+    """
+    ids = group.together(lambda: list(islice(read_rows(sources, tokenizer, length), rows)))
     if not ids:
         raise PruneError(
             f"no document of {', '.join(sources)} has {length} tokens; lower the length"
         )
-    counts = statistics([Trace.from_ids(pruned, tokenizer, row, votes=False) for row in ids])
+    group.agree(lambda: {"text": hashlib.sha256(repr(ids).encode()).hexdigest()[:16]})
+    traces = group.map(ids, lambda row: Trace.from_ids(pruned, tokenizer, row, votes=False))
+    counts = statistics(list(traces))
     trace, starts = trace_texts(pruned, tokenizer, texts)
     # the rows hold no distances beyond their length
     by_distance = counts.kept_by_distance if len(trace.tokens) <= length else None
     about = {"model": trace.model, "rows": len(ids), "length": length, "config": str(pruned.config)}
     distances = {
-        "another token": nearest_keys(pruned, ids),
-        "another that stays": nearest_keys(pruned, ids, among_kept=True),
+        "another token": nearest_keys(pruned, ids, group=group),
+        "another that stays": nearest_keys(pruned, ids, among_kept=True, group=group),
     }
     switch = across_context_switch(trace, starts, by_distance)
     return Study(counts, distances, switch, trace, about)

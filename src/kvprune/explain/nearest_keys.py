@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.ops.timeline import NEVER
+from kvprune.utils.processes import ALONE, Group
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
@@ -29,35 +30,47 @@ class NearestKeys:
 
 
 def nearest_keys(
-    pruned: Pruned, rows: Sequence[Sequence[int]], among_kept: bool = False, bins: int = 40
+    pruned: Pruned,
+    rows: Sequence[Sequence[int]],
+    among_kept: bool = False,
+    bins: int = 40,
+    group: Group = ALONE,
 ) -> NearestKeys:
     """Paper, Fig. dropped_not_dropped: 1 − max_{i ≠ j} cos(k_j, k_i) for each token j.
 
     Keys as stored in the cache, all heads concatenated. i runs over all other tokens, as in the
     paper's text, or with `among_kept` over those that the layer never drops, as in its caption.
-    A layer that drops nothing in a text is skipped for that text.
+    A layer that drops nothing in a text is skipped for that text. Processes of a `group` share the
+    rows, and all return the same.
     """
     L = len(pruned.layers)
     dropped: list[list[float]] = [[] for _ in range(L)]
     kept: list[list[float]] = [[] for _ in range(L)]
-    for ids in rows:
-        for layer, (keys, step) in enumerate(zip(*keys_of(pruned, ids), strict=True)):
-            stays = step == NEVER
-            if stays.all():
-                continue
-            candidates = stays if among_kept else torch.ones_like(stays)
-            distance = nearest_distance(keys, candidates)
-            finite = distance.isfinite()
-            dropped[layer] += distance[finite & ~stays].tolist()
-            kept[layer] += distance[finite & stays].tolist()
-    groups = [np.concatenate([np.array(layer) for layer in group]) for group in (dropped, kept)]
+    for by_layer in group.map(rows, lambda ids: _distances(pruned, ids, among_kept)):
+        for layer, (gone, stays) in enumerate(by_layer):
+            dropped[layer] += gone.tolist()
+            kept[layer] += stays.tolist()
+    groups = [np.concatenate([np.array(layer) for layer in kind]) for kind in (dropped, kept)]
     edges = np.linspace(0, max([1e-6, *(float(v.max()) for v in groups if len(v))]), bins + 1)
     shares = [np.histogram(values, edges)[0] / max(len(values), 1) for values in groups]
     means = [
-        [float(np.mean(layer)) if layer else float("nan") for layer in group]
-        for group in (dropped, kept)
+        [float(np.mean(layer)) if layer else float("nan") for layer in kind]
+        for kind in (dropped, kept)
     ]
     return NearestKeys(edges.tolist(), shares[0].tolist(), shares[1].tolist(), means[0], means[1])
+
+
+def _distances(
+    pruned: Pruned, ids: Sequence[int], among_kept: bool
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Per layer those of the dropped tokens, and those of the kept ones."""
+    found = []
+    for keys, step in zip(*keys_of(pruned, ids), strict=True):
+        stays = step == NEVER
+        distance = nearest_distance(keys, stays if among_kept else torch.ones_like(stays))
+        counts = distance.isfinite() & ~stays.all()
+        found.append((distance[counts & ~stays].numpy(), distance[counts & stays].numpy()))
+    return found
 
 
 def nearest_distance(keys: Tensor, candidates: Tensor) -> Tensor:

@@ -157,8 +157,9 @@ class TrainConfig:
             # reentrant checkpointing keeps no graph from the loss to the gates
             "gradient_checkpointing_kwargs": {"use_reentrant": False},
             "bf16": self.bf16,
-            # without it, transformers refuses bfloat16 where there is no GPU
-            "use_cpu": self.bf16 and not torch.accelerator.is_available(),
+            # without it, where there is no GPU, transformers refuses bfloat16, and each process of
+            # torchrun would train alone, all into one folder
+            "use_cpu": not torch.accelerator.is_available(),
             "torch_compile": self.compile,
             "logging_steps": self.log_every,
             "logging_first_step": True,

@@ -7,11 +7,12 @@ import typer
 from kvprune.cli.evaluate.compare import compare
 from kvprune.cli.evaluate.cost import cost
 from kvprune.cli.evaluate.perplexity import perplexity
+from kvprune.cli.evaluate.sizing import sizing
 from kvprune.cli.evaluate.throughput import throughput
 from kvprune.cli.evaluate.zeroshot import lm_eval, zeroshot
 
 eval_app = typer.Typer(
-    help="Measure a model: perplexity, zero-shot tasks, cost and throughput; compare results.",
+    help="Measure a model: perplexity, zero-shot tasks, cost, speed; compare; plan replicas.",
     no_args_is_help=True,
 )
 eval_app.command()(perplexity)
@@ -21,5 +22,6 @@ eval_app.command(
     add_help_option=False,
 )(lm_eval)
 eval_app.command()(cost)
+eval_app.command()(sizing)
 eval_app.command()(throughput)
 eval_app.command()(compare)

@@ -66,14 +66,18 @@ def perplexity(
     sizes = None if contexts is None else numbers(contexts, int, "--contexts")
 
     from kvprune.evaluate.perplexity.run import run
+    from kvprune.utils.processes import launched
 
     quiet()
     keep_memory()
-    measured = run(
-        model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
-        max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,
-        batch=batch, text_field=text_field, dtype=dtype, device=device, out=out,
-    )  # fmt: skip
+    with launched() as group:
+        measured = run(
+            model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
+            max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,
+            batch=batch, text_field=text_field, dtype=dtype, device=device, out=out, group=group,
+        )  # fmt: skip
+    if not group.is_main:
+        return
     if as_json:
         print(json.dumps(measured.to_dict()))
     else:

@@ -45,16 +45,20 @@ def zeroshot(
 ) -> None:
     """Measure accuracy on WinoGrande, HellaSwag, PIQA and LAMBADA, and sparsity."""
     from kvprune.evaluate.zeroshot.run import run
+    from kvprune.utils.processes import launched
 
     first = None if limit is None else _limit(limit)
     quiet()
     keep_memory()
     # it warns about what is intended here
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    measured = run(
-        model, adapter=adapter, tasks=tasks.split(","), files=files, limit=first, batch=batch,
-        dtype=dtype, device=device, out=out,
-    )  # fmt: skip
+    with launched() as group:
+        measured = run(
+            model, adapter=adapter, tasks=tasks.split(","), files=files, limit=first, batch=batch,
+            dtype=dtype, device=device, out=out, group=group,
+        )  # fmt: skip
+    if not group.is_main:
+        return
     if as_json:
         print(json.dumps(measured.to_dict()))
     else:

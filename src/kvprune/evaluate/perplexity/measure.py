@@ -19,6 +19,7 @@ from kvprune.evaluate.reader import Reader, dropped_by
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
 from kvprune.text.windows import IGNORE, Windows, cut, sizes
+from kvprune.utils.processes import ALONE, Group
 
 Sums = dict[str, list[float]]
 # the dense model's logits by batch, for the next method on the same windows
@@ -62,6 +63,7 @@ def perplexity(
     points: Points | None = None,
     dense_logits: DenseLogits | None = None,
     progress: bool = True,
+    group: Group = ALONE,
 ) -> list[AtContext]:
     """One row per context size, and one for all tokens; always with the hard gate.
 
@@ -71,6 +73,8 @@ def perplexity(
     does, which also needs less memory for logits. `points` stores the sums of each batch.
     `dense_logits`: pass the same dict to every call that compares a method on the same windows with
     the same dense model, which then reads only once; it stores all logits that count.
+    `group`: processes that share the batches, each with the same model and text. Batches are those
+    of one process and sums are added exactly, so the numbers are the same, in all of them.
     """
     _check_choices(path, chunk, batch)
     windows = ids if isinstance(ids, Windows) else cut(ids, length, stride, max_windows)
@@ -83,20 +87,29 @@ def perplexity(
     _check_fits(reader.model, windows)
     reference = None if dense is None else _reference(reader, dense, windows)
     bins = _bins(windows, contexts)
-    parts: list[dict[str, Any]] = []
-    bar = tqdm(total=len(windows), unit=" windows", disable=None if progress else True)
-    with bar:
-        for start in range(0, len(windows), batch):
-            part = windows.part(start, start + batch)
-            setting = {"windows": [start, start + len(part)], "text": part.digest()}
+    points = Points(None) if points is None else points
 
-            def measure(part: Windows = part) -> list[Sums]:
-                parts = chunk if path == "cached" else None
-                return [_sums(reader, reference, part, bins, parts, dense_logits)]
+    def measure(part: Windows) -> Sums:
+        parts = chunk if path == "cached" else None
+        return _sums(reader, reference, part, bins, parts, dense_logits)
 
-            parts += points.measure(setting, measure) if points else measure()
+    batches = [windows.part(start, start + batch) for start in range(0, len(windows), batch)]
+    settings = [_setting(part, number * batch) for number, part in enumerate(batches)]
+    missing = [
+        part for part, setting in zip(batches, settings, strict=True) if setting not in points
+    ]
+    measured = group.map(missing, measure)
+    rows: list[dict[str, Any]] = []
+    shown = None if progress and group.is_main else True
+    with tqdm(total=len(windows), unit=" windows", disable=shown) as bar:
+        for part, setting in zip(batches, settings, strict=True):
+            rows += points.measure(setting, lambda: [next(measured)])
             bar.update(len(part))
-    return _rows(bins, parts)
+    return _rows(bins, rows)
+
+
+def _setting(part: Windows, start: int) -> dict[str, Any]:
+    return {"windows": [start, start + len(part)], "text": part.digest()}
 
 
 def _check_choices(path: str, chunk: int, batch: int) -> None:

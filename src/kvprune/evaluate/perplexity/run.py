@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from kvprune.adapters.load import Loaded, load_with_tokenizer
 from kvprune.config import to_dict
@@ -21,14 +23,16 @@ from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
 from kvprune.text.tokens import tokenise
-from kvprune.text.windows import cut
+from kvprune.text.windows import Windows, cut
 from kvprune.utils import plot
 from kvprune.utils.files import write_atomically
+from kvprune.utils.processes import ALONE, Group
 from kvprune.version import __version__
 
 # the paper's length; many models could read more, at a cost that grows faster than the text
 LENGTH = 1024
 NAME = "perplexity"
+Dense = PreTrainedModel | Literal["open"] | None
 
 
 @dataclass(frozen=True)
@@ -60,25 +64,31 @@ def run(
     dtype: str = "auto",
     device: str | None = None,
     out: str | Path | None = None,
+    group: Group = ALONE,
 ) -> Measured:
     """Load, cut, measure; `out` gets perplexity.json, .png and .svg, and .points.json on the way.
 
     The points are the sums of each batch. An interrupted run resumes after them; with other
-    weights, another text or other settings it refuses to.
+    weights, another text or other settings it refuses to. Processes of a `group` share the
+    windows, and all return the same.
     """
     if out is not None:
         plot.need_matplotlib()
-    loaded = load_with_tokenizer(model, adapter, dtype, device)
-    limit = max_positions(loaded.host)
-    length = min(limit or LENGTH, LENGTH) if length is None else length
-    if limit is not None and length > limit:
-        raise PruneError(
-            f"windows of {length} tokens do not fit into the {limit} positions of {model}; lower "
-            f"--length"
-        )
-    ids = _text(loaded, data, text_field, length, stride, max_windows)
-    windows = cut(ids, length, stride, max_windows)
-    reference = dense_reference(loaded, dense_model, dtype, device) if dense else None
+
+    def prepare() -> tuple[Loaded, Tensor, Windows, Dense, int]:
+        loaded = load_with_tokenizer(model, adapter, dtype, device)
+        limit = max_positions(loaded.host)
+        tokens = min(limit or LENGTH, LENGTH) if length is None else length
+        if limit is not None and tokens > limit:
+            raise PruneError(
+                f"windows of {tokens} tokens do not fit into the {limit} positions of {model}; "
+                f"lower --length"
+            )
+        ids = _text(loaded, data, text_field, tokens, stride, max_windows)
+        reference = dense_reference(loaded, dense_model, dtype, device) if dense else None
+        return loaded, ids, cut(ids, tokens, stride, max_windows), reference, tokens
+
+    loaded, ids, windows, reference, length = group.together(prepare)
     about = {
         "model": model,
         "adapter": adapter,
@@ -92,14 +102,15 @@ def run(
         "path": path,
         "version": __version__,
     }
+    group.agree(lambda: {**about, "text": hashlib.sha256(ids.numpy().tobytes()).hexdigest()[:16]})
     folder = None if out is None else Path(out)
-    points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
+    points = None if folder is None else Points(folder / f"{NAME}.points.json", about, group)
     rows = perplexity(
         loaded.model, windows, contexts, dense=reference, path=path, chunk=chunk, batch=batch,
-        points=points,
+        points=points, group=group,
     )  # fmt: skip
     measured = Measured({**about, "windows": len(windows)}, rows)
-    if folder is not None:
+    if folder is not None and group.is_main:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_atomically(folder / f"{NAME}.json", text.encode())
         plot.save(draw(rows, adapter or model), folder / NAME)

@@ -9,13 +9,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvprune.adapters.load import load_with_tokenizer
+from kvprune.adapters.load import Loaded, load_with_tokenizer
 from kvprune.config import to_dict
 from kvprune.errors import PruneError
 from kvprune.evaluate.dense import identity
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
 from kvprune.utils.files import write_atomically
+from kvprune.utils.processes import ALONE, Group
 from kvprune.version import __version__
 
 if TYPE_CHECKING:
@@ -177,8 +178,12 @@ def run(
     dtype: str = "auto",
     device: str | None = None,
     out: str | Path | None = None,
+    group: Group = ALONE,
 ) -> Measured:
-    """The same for a model by name; writes zeroshot.json into `out`, and .points.json meanwhile."""
+    """The same for a model by name; writes zeroshot.json into `out`, and .points.json meanwhile.
+
+    Processes of a `group` share the requests of each task, and all return the same.
+    """
     try:
         import lm_eval
 
@@ -188,13 +193,17 @@ def run(
             f"zero-shot tasks need the package lm-eval ({error}); pip install 'kvprune[eval]'"
         ) from error
     _limits(tasks, limit)
-    if files is not None:
-        from kvprune.evaluate.zeroshot.tasks import read
 
-        # find a bad file before the model is loaded, not after hours
-        for task in tasks:
-            read(files, task)
-    loaded = load_with_tokenizer(model, adapter, dtype, device)
+    def prepare() -> Loaded:
+        if files is not None:
+            from kvprune.evaluate.zeroshot.tasks import read
+
+            # find a bad file before the model is loaded, not after hours
+            for task in tasks:
+                read(files, task)
+        return load_with_tokenizer(model, adapter, dtype, device)
+
+    loaded = group.together(prepare)
     about = {
         "model": model,
         "adapter": adapter,
@@ -204,13 +213,14 @@ def run(
         "version": __version__,
         "lm_eval": lm_eval.__version__,
     }
+    group.agree(lambda: about)
     folder = None if out is None else Path(out)
-    points = None if folder is None else Points(folder / f"{NAME}.points.json", about)
-    lm = PrunedLM(loaded, batch_size=batch)
+    points = None if folder is None else Points(folder / f"{NAME}.points.json", about, group)
+    lm = PrunedLM(loaded, batch_size=batch, group=group)
     rows = zeroshot(lm, tasks, files=files, limit=limit, points=points)
     plain_limit = dict(limit) if isinstance(limit, Mapping) else limit
     measured = Measured({**about, "limit": plain_limit}, rows)
-    if folder is not None:
+    if folder is not None and group.is_main:
         text = json.dumps(measured.to_dict(), indent=1, ensure_ascii=False)
         write_atomically(folder / f"{NAME}.json", text.encode())
     return measured
