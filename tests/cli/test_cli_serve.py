@@ -12,6 +12,7 @@ import urllib.request
 import pytest
 
 import model_folders
+from kvprune.adapters.ready import served_name
 from kvprune.errors import PruneError
 from kvprune.serve.sockets import bind
 
@@ -27,8 +28,8 @@ def test_what_is_missing_is_named(monkeypatch):
 
 
 def test_names_that_clients_see(tmp_path):
-    assert serve._name(str(tmp_path / ".")) == tmp_path.name
-    assert serve._name("owner/model") == "owner/model"
+    assert served_name(str(tmp_path / ".")) == tmp_path.name
+    assert served_name("owner/model") == "owner/model"
 
 
 def test_wrong_options_are_refused_before_anything_is_loaded(tmp_path):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.adapters.ready import load_ready
 from kvprune.cli import generation
 from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.starting import starting
@@ -67,7 +68,7 @@ def chat(
     Without a terminal, messages are read from stdin, one per line.
     """
     with starting() as tell:
-        loaded = generation.load(
+        loaded = load_ready(
             model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
         )  # fmt: skip

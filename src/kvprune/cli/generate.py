@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvprune.adapters.ready import load_ready
 from kvprune.cli import generation
 from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.piped import piped_text
@@ -85,7 +86,7 @@ def generate(
         # of what a model's own settings may restrict sampling by, only what is asked for here
         options |= {"temperature": temperature, "top_p": top_p, "top_k": 0}
     with starting() as tell:
-        loaded = generation.load(
+        loaded = load_ready(
             model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_first=protect_first, protect_recent=protect_recent,
         )  # fmt: skip

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvprune.cli.starting import Tell
 from kvprune.errors import PruneError
-from kvprune.utils.malloc import keep_memory
 from kvprune.utils.parse import in_bytes
-from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
     from kvprune.adapters.load import Loaded
-    from kvprune.integration.handle import Pruned
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV = ("int8",)
@@ -97,47 +92,6 @@ Device = Annotated[
 ]
 
 
-def load(
-    model: str,
-    adapter: str | None,
-    dtype: str,
-    device: str | None,
-    template: Path | None,
-    tell: Tell,
-    kv: str | None = None,
-    **settings: float | int | None,
-) -> Loaded:
-    """The model and its tokenizer, with these settings and this template; `tell` gets each step."""
-    chosen = {name: value for name, value in settings.items() if value is not None}
-    jinja = None if template is None else _read(template)
-
-    tell("importing torch")
-    import_module("torch")
-
-    tell("importing transformers")
-    from kvprune.adapters.load import load_with_tokenizer
-    from kvprune.integration.few_rows import speed_up
-    from kvprune.integration.fused import fuse
-    from kvprune.integration.handle import Pruned
-
-    quiet()
-    keep_memory()  # or every layer of a long prompt would request its memory again
-    tell(f"loading {model}")
-    loaded = load_with_tokenizer(model, adapter, dtype, device, merge=True)
-    if jinja is not None:
-        loaded.tokenizer.chat_template = jinja
-    if chosen:
-        if not isinstance(loaded.model, Pruned):
-            raise PruneError(f"{model} is dense: there is no {next(iter(chosen))} to set")
-        loaded.model.adjust(**chosen)
-    host = loaded.model.model if isinstance(loaded.model, Pruned) else loaded.model
-    speed_up(host)
-    fuse(host)
-    if isinstance(loaded.model, Pruned):
-        _load_kernels(loaded.model, tell, kv)
-    return loaded
-
-
 def can_compile(loaded: Loaded, wanted: bool) -> bool:
     """Whether to compile; if it is wanted and impossible, a line on stderr says why."""
     if not wanted:
@@ -151,19 +105,6 @@ def can_compile(loaded: Loaded, wanted: bool) -> bool:
     if reason:
         print(f"kvprune: not compiled: {reason}", file=sys.stderr)
     return not reason
-
-
-def _load_kernels(pruned: Pruned, tell: Tell, kv: str | None) -> None:
-    """Decode a token, so that no answer is interrupted, nor its speed measured, by a compiler."""
-    import torch
-
-    from kvprune.cache.pruned_cache import PrunedCache
-    from kvprune.ops.jit import on_compile
-
-    tell("loading the kernels")
-    with on_compile(lambda: tell("compiling the kernels for this machine, once")), torch.no_grad():
-        token = torch.zeros(1, 1, dtype=torch.long, device=pruned.model.device)
-        pruned.model(input_ids=token, past_key_values=PrunedCache(pruned, kv=kv), use_cache=True)
 
 
 def check_file(file: Path | None) -> Path | None:
@@ -190,10 +131,3 @@ def sizes(cache: int, dense: int) -> str:
     if cache > dense:
         text += " (more: each token also has an interaction key, and some slots are free)"
     return text
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PruneError(f"cannot read the template {file}: {error}") from error

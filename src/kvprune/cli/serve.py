@@ -5,19 +5,20 @@ from __future__ import annotations
 import importlib.util
 import ipaddress
 import sys
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from kvprune.adapters.ready import load_ready, served_name
 from kvprune.cli import generation
 from kvprune.cli.names import AdapterName, ModelName
+from kvprune.cli.replicas import Cpus, Replicas, check_ray, ray_options, serve_replicas
 from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
 from kvprune.utils.parse import in_bytes
 
 if TYPE_CHECKING:
-    from kvprune.serve.engine import Engine
     from kvprune.serve.scheduler import Admission
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -108,6 +109,8 @@ def serve(
             callback=_check_admission,
         ),
     ] = "forecast",
+    replicas: Replicas = None,
+    cpus: Cpus = None,
     drain: Annotated[
         float, typer.Option(help="Seconds that running requests get after SIGTERM.", min=0)
     ] = 30.0,
@@ -122,9 +125,28 @@ def serve(
 
     from kvprune.serve.sockets import bind
 
+    if replicas is None and cpus is not None:
+        raise PruneError("--cpus is of each of several --replicas; say how many")
+    if replicas is not None:
+        check_ray()
     bound = bind(host, port)
+    keys, local = api_key or [], [host] if _is_loopback(host) else None
+    real_port = bound.getsockname()[1]
+    banner = partial(_print_banner, host=host, port=real_port, has_keys=bool(keys))
+    if replicas is not None:
+        bound.close()  # Ray will listen there
+        options = ray_options(
+            replicas, cpus, model=model, adapter=adapter, name=served_name(model),
+            threshold=threshold, protect_recent=protect_recent,
+            template=template and str(template.resolve()), kv=kv, kv_budget=kv_budget,
+            prefix_budget=prefix_budget, max_rows=max_rows, max_waiting=max_waiting, chunk=chunk,
+            admission=admission, dtype=dtype, device=device, drain=drain, api_keys=tuple(keys),
+            local_names=local and tuple(local),
+        )  # fmt: skip
+        serve_replicas(options, host, real_port, log_level, banner)
+        return
     with starting() as tell:
-        loaded = generation.load(
+        loaded = load_ready(
             model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_recent=protect_recent,
         )  # fmt: skip
@@ -137,16 +159,18 @@ def serve(
         pruned = loaded.attached()
         pruned.tokenizer = loaded.tokenizer  # with the template that was given
         engine = Engine(
-            pruned, name=_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
+            pruned, name=served_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
             chunk=chunk, prefix_budget=prefix_budget, admission=cast("Admission", admission),
             max_waiting=max_waiting,
         )  # fmt: skip
-        keys = api_key or []
-        local = [host] if _is_loopback(host) else None
-        real_port = bound.getsockname()[1]
+        what = [
+            f"{engine.name}, {pruned.config.method}; up to {engine.positions:,} tokens each",
+            f"caches may take {engine.budget / 2**20:,.0f} MiB",
+        ]
+        chat = bool(engine.tokenizer.chat_template)
         server = Server(
             create_app(engine, keys=keys, local_names=local), drain, log_level,
-            on_ready=lambda: _print_banner(engine, host, real_port, bool(keys)),
+            on_ready=lambda: banner(what, engine.name, chat),
         )  # fmt: skip
         engine.start()
     try:
@@ -165,12 +189,6 @@ def _check_installed() -> None:
         )
 
 
-def _name(model: str) -> str:
-    """As clients call it: of a folder its last part, not where it lies on this machine."""
-    path = Path(model)
-    return path.resolve().name if path.is_dir() else model
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -178,26 +196,22 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def _print_banner(engine: Engine, host: str, port: int, has_keys: bool) -> None:
+def _print_banner(
+    what: list[str], name: str, chat: bool, *, host: str, port: int, has_keys: bool
+) -> None:
     """What is served, where, and two ways to call it, on stderr."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.text import Text
 
     anywhere = host in ("0.0.0.0", "::")
-    name = "127.0.0.1" if anywhere else f"[{host}]" if ":" in host else host
-    url = f"http://{name}:{port}"
-    size = engine.status().budget
-    lines = [
-        f"{engine.name}, {engine.pruned.config.method}; up to {engine.positions:,} tokens each",
-        f"caches may take {size / 2**20:,.0f} MiB",
-        f"page {url}",
-        f"API  {url}/v1",
-    ]
+    reached = "127.0.0.1" if anywhere else f"[{host}]" if ":" in host else host
+    url = f"http://{reached}:{port}"
+    lines = [*what, f"page {url}", f"API  {url}/v1"]
     text = Text("\n".join(lines))
     Console(stderr=True).print(Panel(text, title="kvprune serve", expand=False))
     plain = Console(stderr=True, soft_wrap=True, highlight=False, markup=False)
-    for example in examples(url, engine.name, has_keys, bool(engine.tokenizer.chat_template)):
+    for example in examples(url, name, has_keys, chat):
         plain.print(example + "\n")
     if not has_keys and not _is_loopback(host):
         print(

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from kvprune.serve import completions, pins, views
 from kvprune.serve.errors import add_handlers
+from kvprune.serve.fleet import Fleet
 from kvprune.serve.limits import Limits
 from kvprune.serve.seam import ServingEngine
 from kvprune.serve.security import Keys, LocalNames, Outermost
@@ -24,11 +25,13 @@ def create_app(
     keys: Sequence[str] = (),
     limits: Limits = DEFAULT_LIMITS,
     local_names: Sequence[str] | None = None,
+    fleet: Fleet | None = None,
 ) -> FastAPI:
     """OpenAI's API over an engine that somebody else starts and stops.
 
     `local_names`: the names by which a server on this machine alone may be called, beside localhost
-    and IP addresses; None: any. A server with keys needs none.
+    and IP addresses; None: any. A server with keys needs none. `fleet`: the replicas of which this
+    is one, for the views.
     """
 
     @asynccontextmanager
@@ -45,7 +48,7 @@ def create_app(
         docs_url=None,  # they would load scripts from elsewhere
         redoc_url=None,
     )
-    service = Service(engine, limits)
+    service = Service(engine, limits, fleet)
     app.state.service, app.state.limits = service, limits
     add_handlers(app)
     for router in (completions.router, pins.router, views.router):

@@ -8,7 +8,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
-from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -38,7 +37,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     answer = body.add_generation_prompt is not False
     prompt = await asyncio.to_thread(service.prompts.of_chat, messages, answer, go_on)
     form = ChatFormat(
-        f"chatcmpl-{uuid4().hex}", service.engine.name, int(time.time()), service.texts,
+        service.new_id("chatcmpl"), service.engine.name, int(time.time()), service.texts,
         bool(body.logprobs), body.pruning.report,
     )  # fmt: skip
     new = service.new_tokens(prompt, body.limit, None)
@@ -57,7 +56,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         for prompt in body.prompts()
     ]
     form = CompletionFormat(
-        f"cmpl-{uuid4().hex}", service.engine.name, int(time.time()), service.texts,
+        service.new_id("cmpl"), service.engine.name, int(time.time()), service.texts,
         body.logprobs is not None, body.pruning.report, echo=bool(body.echo),
     )  # fmt: skip
     new = [service.new_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION) for prompt in prompts]

@@ -26,3 +26,4 @@ class Limits:
     send_seconds: Annotated[float, "that a client may refuse to take anything"] = 60.0
     ping_seconds: Annotated[float, "between signs of life on a silent stream"] = 5.0
     viewers: Annotated[int, "streams of the live view"] = 16
+    view_seconds: Annotated[float, "of a live view of several replicas"] = 10.0

@@ -63,6 +63,10 @@ class Metrics:
     def answered(self, status: int) -> None:
         self._responses.labels(str(status)).inc()
 
+    def families(self) -> tuple[Metric, ...]:
+        """As values, that can be sent to another process."""
+        return tuple(self._registry.collect())
+
     def text(self) -> bytes:
         return bytes(generate_latest(self._registry))
 

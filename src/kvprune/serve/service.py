@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from uuid import uuid4
 
 from kvprune.serve.clock import Clock
+from kvprune.serve.fleet import Fleet
 from kvprune.serve.limits import Limits
 from kvprune.serve.metrics import Metrics
 from kvprune.serve.prompts import Prompt, Prompts
@@ -17,8 +19,8 @@ from kvprune.serve.token_texts import TokenTexts
 
 
 class Service:
-    def __init__(self, engine: ServingEngine, limits: Limits):
-        self.engine, self.limits = engine, limits
+    def __init__(self, engine: ServingEngine, limits: Limits, fleet: Fleet | None = None):
+        self.engine, self.limits, self.fleet = engine, limits, fleet
         self.created = int(time.time())
         self.metrics = Metrics(engine)
         self.clock = Clock(self.metrics, engine.watch)
@@ -40,6 +42,11 @@ class Service:
             answer.fail(RequestError("the server is stopping", status=503, code="stopping"))
         for event in self._closing:
             event.set()
+
+    def new_id(self, kind: str) -> str:
+        """Of an answer; it names the replica, where its trace will be looked for."""
+        replica = f"{self.fleet.replica}-" if self.fleet is not None else ""
+        return f"{kind}-{replica}{uuid4().hex}"
 
     def wake_at_close(self, event: asyncio.Event) -> Callable[[], None]:
         """Set an event when the server stops; returns what forgets it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +15,14 @@ from fastapi.responses import HTMLResponse, JSONResponse
 from kvprune.serve.bodies import JsonRoute
 from kvprune.serve.completions import as_event
 from kvprune.serve.errors import error_response
+from kvprune.serve.fleet import (
+    Fleet,
+    fleet_health,
+    rows_of,
+    state_of,
+    whole_metrics,
+    whole_state,
+)
 from kvprune.serve.metrics import CONTENT_TYPE
 from kvprune.serve.protocol import DetokenizeBody, TokenizeBody
 from kvprune.serve.request import RequestError, Status
@@ -23,6 +32,7 @@ from kvprune.version import __version__
 
 router = APIRouter(route_class=JsonRoute)
 FRAME_SECONDS = 0.05  # between two states of the live view
+FLEET_FRAME_SECONDS = 0.25  # the same of several replicas
 
 
 @router.get("/v1/models")
@@ -103,6 +113,9 @@ async def tokenizer_info(request: Request) -> dict[str, Any]:
 async def health(request: Request) -> Response:
     """200 if requests can be answered, else 503 and why not."""
     service = _service(request)
+    if service.fleet is not None:
+        status, body = fleet_health(await service.fleet.reports())
+        return JSONResponse(body, status)
     try:
         service.check_ready()
     except RequestError as error:
@@ -117,14 +130,23 @@ async def version() -> dict[str, str]:
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    return Response(_service(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+    service = _service(request)
+    if service.fleet is not None:
+        text = whole_metrics(await service.fleet.reports(metrics=True))
+    else:
+        text = service.metrics.text()
+    return Response(text, headers={"Content-Type": CONTENT_TYPE})
 
 
 @router.get("/v1/requests")
 async def requests(request: Request) -> dict[str, Any]:
-    """The rows of the engine, running and waiting."""
-    status = _service(request).engine.status()
-    return {"object": "list", "data": [asdict(row) for row in status.rows]}
+    """The rows of the engine, running and waiting; of all replicas if there are several."""
+    service = _service(request)
+    if service.fleet is not None:
+        rows = rows_of(await service.fleet.reports())
+    else:
+        rows = [asdict(row) for row in service.engine.status().rows]
+    return {"object": "list", "data": rows}
 
 
 @router.get("/v1/kv")
@@ -139,7 +161,20 @@ async def live_view(request: Request) -> Response:
     def close() -> None:
         service.viewers -= 1
 
-    return EventStream(_states(service), service.limits.send_seconds, close)
+    if service.fleet is not None:
+        states = _fleet_states(service, service.fleet)
+    else:
+        states = _states(service)
+    return EventStream(states, service.limits.send_seconds, close)
+
+
+async def _fleet_states(service: Service, fleet: Fleet) -> AsyncGenerator[bytes, None]:
+    """Of all replicas, which report now and then; for a while only, or a replica that is to stop
+    would wait for its viewers."""
+    end = time.monotonic() + service.limits.view_seconds
+    while not service.closed and time.monotonic() < end:
+        yield as_event(whole_state(await fleet.reports()))
+        await asyncio.sleep(FLEET_FRAME_SECONDS)
 
 
 async def _states(service: Service) -> AsyncGenerator[bytes, None]:
@@ -162,19 +197,13 @@ async def _states(service: Service) -> AsyncGenerator[bytes, None]:
         while not service.closed:
             status, latest = latest, None
             if status is not None:
-                yield as_event(_state(status))
+                yield as_event(state_of(status))
             await asyncio.sleep(FRAME_SECONDS)
             await news.wait()
             news.clear()
     finally:
         unwatch()
         forget()
-
-
-def _state(status: Status) -> dict[str, Any]:
-    rows = [asdict(row) for row in status.rows]
-    own = {name: value for name, value in vars(status).items() if name != "rows"}
-    return {**own, "rows": rows, "counters": dict(status.counters)}
 
 
 @router.get("/v1/traces/{id}")

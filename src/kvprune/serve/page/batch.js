@@ -92,13 +92,17 @@ async function watchBatch() {
   let wait = 1000;
   while (!document.hidden) {
     watching = new AbortController();
+    let taken = false;
     try {
       const answer = await call("v1/kv", { signal: watching.signal });
       batch.connected = true;
       for await (const data of eventsOf(answer)) {
         wait = 1000;
+        taken = true;
         takeStatus(JSON.parse(data));
       }
+      // one of several replicas ends its view now and then: another is asked at once
+      if (taken) continue;
     } catch (error) {
       // a server without a live view, or a key that is not set yet
       if (error.name === "AbortError" || error.status === 404) break;
