@@ -1,5 +1,6 @@
 """What starts the server: the script of the container and of the service, and their definitions."""
 
+import contextlib
 import http.client
 import json
 import os
@@ -130,8 +131,9 @@ def test_a_real_server_drains_on_sigterm(tmp_path):
     }  # fmt: skip
     environment = os.environ | variables
     process = subprocess.Popen(
-        [str(DEPLOY / "start.sh")], env=environment, stderr=subprocess.PIPE, text=True
-    )
+        [str(DEPLOY / "start.sh")], env=environment, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     healthy = [sys.executable, str(DEPLOY / "healthy.py")]
     try:
         said = ""
@@ -158,7 +160,9 @@ def test_a_real_server_drains_on_sigterm(tmp_path):
         assert stopped.returncode == 1
         assert stopped.stderr.startswith("not healthy: ")
     finally:
-        process.kill()
+        # all of the session, also if the script had stayed in front of the server
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from functools import partial
@@ -20,7 +21,7 @@ import model_folders
 from kvprune import PruneError
 from kvprune.adapters.load import load_with_tokenizer
 from kvprune.evaluate.zeroshot import tasks
-from kvprune.evaluate.zeroshot.lm import PrunedLM
+from kvprune.evaluate.zeroshot.lm import PrunedLM, batches
 from kvprune.evaluate.zeroshot.run import HUB, load_task, run, zeroshot
 
 ROWS = {
@@ -133,6 +134,35 @@ def test_requests_that_share_a_pass_count_separately(root):
     t = len(ids) - 1
     want = sum(sum(s <= t for s in layer[:t]) / t for layer in steps) / len(steps)
     assert lm.sparsities[0] == pytest.approx(want)
+
+
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_batches_of_a_group_are_those_of_one_process(root, monkeypatch, size):
+    """What the model reads, batch by batch, padding and all."""
+    lm = PrunedLM(str(root / "model"), str(root / "adapter"), device="cpu", batch_size=size)
+    draw = random.Random(size)
+    ids = model_folders.byte_tokenizer()("a text of some length")["input_ids"]
+    cuts = [(draw.randint(1, 12), draw.randint(13, 20)) for _ in range(9)]
+    requests = [(("", str(i)), ids[:a], ids[a:b]) for i, (a, b) in enumerate(cuts)]
+    # and some that differ in their last token alone
+    requests += [(("", f"last {i}"), ids[:7], [5 + i]) for i in range(4)]
+    requests += [(("", "again"), ids[:6], [ids[6], 90])]
+    draw.shuffle(requests)
+    read, call = [], PrunedLM._model_call
+    monkeypatch.setattr(
+        PrunedLM, "_model_call", lambda lm, inps, **other: read.append(inps) or call(lm, inps)
+    )
+    want = lm._loglikelihood_tokens(requests, disable_tqdm=True)
+    alone = [inps.tolist() for inps in read]
+    read.clear()
+    parts = batches(requests, size)
+    got = {}
+    for part in parts:
+        scored = lm._score([requests[number] for number in part], disable_tqdm=True)
+        got |= dict(zip(part, scored, strict=True))
+    assert [inps.tolist() for inps in read] == alone
+    assert [got[number][0] for number in range(len(requests))] == want
+    assert [got[number][1] for number in range(len(requests))] == lm.sparsities
 
 
 @pytest.mark.parametrize("task", HUB)

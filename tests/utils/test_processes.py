@@ -1,6 +1,7 @@
 """Groups of processes: threads in their place, then two real ones of which one is killed."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
@@ -9,9 +10,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
+from typer.testing import CliRunner
 
 import kvprune
+from kvprune.cli import app
 from kvprune.errors import PruneError
+from kvprune.evaluate.points import Points
+from kvprune.utils import processes
 from kvprune.utils.processes import ALONE, Group, is_main, launched
 
 SRC = Path(kvprune.__file__).parent.parent
@@ -42,7 +48,8 @@ def run(size, work):
         def exchange(value):
             values[rank] = value
             barrier.wait(10)
-            everyone = list(values)
+            # copies, as between processes
+            everyone = pickle.loads(pickle.dumps(values))
             barrier.wait(10)
             return everyone
 
@@ -94,6 +101,28 @@ def test_work_of_the_main_process_and_of_all():
     assert [group.is_main for group in (ALONE, Group(0, 2), Group(1, 2))] == [True, True, False]
 
 
+def test_stored_points_are_known_to_all_and_written_by_one(tmp_path):
+    """One point is in the file; all measure the others together."""
+    file = tmp_path / "points.json"
+    Points(file).measure({"n": 1}, lambda: [{"square": 1}])
+    writers = []
+
+    def work(group):
+        points = Points(file, group=group)
+        write = points.write
+        points.write = lambda path: writers.append(group.rank) or write(path)
+        missing = [n for n in range(4) if {"n": n} not in points]
+        squares = group.map(missing, lambda n: n * n)
+        for n in range(4):
+            points.measure({"n": n}, lambda: [{"square": next(squares)}])
+        return missing, points.rows
+
+    want = [{"n": n, "square": n * n} for n in (1, 0, 2, 3)]
+    assert run(3, work) == [([0, 2, 3], want)] * 3
+    assert writers == [0, 0, 0]
+    assert Points(file).rows == want
+
+
 def test_alone_unless_a_launcher_says_otherwise(monkeypatch):
     with launched() as group:
         assert group is ALONE
@@ -107,6 +136,29 @@ def test_alone_unless_a_launcher_says_otherwise(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(PruneError, match=r"process 3 of 4 does not reach .*MASTER_ADDR.*torchrun"):
         launched().__enter__()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [["explain", "tiny", "a text"], ["eval", "lm-eval"], ["eval", "throughput", "tiny"]],
+)
+def test_what_is_not_shared_is_refused(monkeypatch, args):
+    """Each process would do all of it, and write the same files."""
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(PruneError, match=f"{args[1] if args[0] == 'eval' else 'text'} is for one"):
+        CliRunner().invoke(app, args, catch_exceptions=False)
+
+
+def test_each_process_of_a_machine_has_a_gpu(monkeypatch):
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    processes._choose_gpu(1)
+    assert chosen == [1]
+    with pytest.raises(PruneError, match="process 2 of this machine has no GPU: there are 2"):
+        processes._choose_gpu(2)
 
 
 def test_a_killed_process_ends_the_others():

@@ -13,6 +13,7 @@ from kvprune.cli.generation import Threshold
 from kvprune.cli.names import AdapterName, ModelName
 from kvprune.cli.piped import piped_text
 from kvprune.errors import PruneError
+from kvprune.utils.processes import refuse_many
 from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def explain(
     if corpus:
         _study_corpus(model, adapter, corpus, rows, length, switch, figures, as_json)
         return
+    refuse_many("kvprune explain of one text")
     prompt = piped_text() if text in (None, "-") else str(text)
     if not prompt:
         raise PruneError("the text is empty; give the model something to read")

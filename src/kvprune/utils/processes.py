@@ -104,15 +104,27 @@ def is_main() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def refuse_many(what: str) -> None:
+    """An error where a launcher has started several processes: each would do all of it."""
+    if _size() > 1:
+        raise PruneError(f"{what} is for one process, not {_size()}; start it without a launcher")
+
+
+def _size() -> int:
+    """How many processes a launcher says that there are; some clusters set half of what it does."""
+    return int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
+
+
 @contextmanager
 def launched() -> Iterator[Group]:
     """The group in which a launcher started this process, or `ALONE`."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or "RANK" not in os.environ:
+    size = _size()
+    if size == 1:
         yield ALONE
         return
     import torch.distributed as dist
 
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
     # transformers would leave the weights of all but one process empty, for FSDP to fill
     os.environ.pop("ACCELERATE_USE_FSDP", None)
     _choose_gpu(int(os.environ.get("LOCAL_RANK", "0")))

@@ -14,6 +14,7 @@ from kvprune.cli.evaluate.common import print_written, table
 from kvprune.cli.names import ConfigName, check_adapter
 from kvprune.utils.amounts import size
 from kvprune.utils.parse import in_bytes, numbers
+from kvprune.utils.processes import refuse_many
 from kvprune.utils.quiet import quiet
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def throughput(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure tokens/s of dense and pruned decoding, by context and batch."""
+    refuse_many("kvprune eval throughput")
     contexts = tuple(numbers(context, int, "--context")) if context else None
     limit = in_bytes(memory, "--memory") if memory else None
     default = "1,2,4,8,16,32,64,128,256" if limit else "1,8,32"

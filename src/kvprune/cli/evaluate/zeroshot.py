@@ -85,7 +85,9 @@ def _limit(text: str) -> int | dict[str, int]:
 def lm_eval(context: typer.Context) -> None:
     """Run lm-eval's own command: --model_args pretrained=M,adapter=A --tasks ..."""
     from kvprune.errors import PruneError
+    from kvprune.utils.processes import refuse_many
 
+    refuse_many("kvprune eval lm-eval")
     try:
         from lm_eval.__main__ import cli_evaluate
 
