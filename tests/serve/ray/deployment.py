@@ -7,22 +7,25 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
+from pathlib import Path
 
 import httpx
 import psutil
 from http_server import until
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvprune.serve.sockets import bind
 
 KEY = "a-key"
+INJECT = Path(__file__).parent / "inject"
 START_SECONDS, REPLACE_SECONDS, STOP_SECONDS = 240, 120, 60
 
 
 class Deployment:
     """Its address, its processes, and a client that has the key."""
 
-    def __init__(self, url, process):
-        self.url, self.process = url, process
+    def __init__(self, url, process, stops):
+        self.url, self.process, self.stops = url, process, stops
         headers = {"Authorization": f"Bearer {KEY}"}
         limits = httpx.Limits(max_connections=200)
         self.client = httpx.Client(base_url=url, headers=headers, timeout=120, limits=limits)
@@ -44,8 +47,23 @@ class Deployment:
         until(two, REPLACE_SECONDS)
         return dict(found)
 
+    def stop_engine(self, pid):
+        """At its next step."""
+        (self.stops / str(pid)).touch()
+
     def rows(self):
         return self.client.get("/v1/requests").json()["data"]
+
+    def sample(self, name, **labels):
+        """The sum over all replicas."""
+        text = self.client.get("/metrics").text
+        families = text_string_to_metric_families(text)
+        samples = (sample for family in families for sample in family.samples)
+        return sum(
+            sample.value
+            for sample in samples
+            if sample.name == f"kvprune:{name}" and labels.items() <= sample.labels.items()
+        )
 
     def ask(self, prompt, tokens=8, **body):
         body = {
@@ -66,7 +84,11 @@ def deployed(tmp_path, *options):
     bound.close()
     stderr = tmp_path / "stderr"
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "OMP_"))}
-    environment |= {"KVPRUNE_API_KEY": KEY, "HOME": str(tmp_path)}
+    paths = [str(INJECT), *filter(None, [environment.get("PYTHONPATH")])]
+    environment |= {
+        "KVPRUNE_API_KEY": KEY, "HOME": str(tmp_path), "PYTHONPATH": os.pathsep.join(paths),
+        "KVPRUNE_TEST_STOPS": str(tmp_path),
+    }  # fmt: skip
     command = [sys.executable, "-m", "kvprune", "serve", "tiny", "--port", str(port), *options]
     with stderr.open("wb") as file:
         process = subprocess.Popen(command, stderr=file, stdout=file, env=environment)
@@ -78,12 +100,15 @@ def deployed(tmp_path, *options):
             lambda: "API  http" in stderr.read_text() or process.poll() is not None, START_SECONDS
         )
         assert process.poll() is None, stderr.read_text()
-        yield Deployment(f"http://127.0.0.1:{port}", process)
+        yield Deployment(f"http://127.0.0.1:{port}", process, tmp_path)
         process.send_signal(signal.SIGTERM)
         assert process.wait(STOP_SECONDS) == 0, stderr.read_text()
         stop.set()
         until(lambda: not _alive(family), 30)
     finally:
+        if process.poll() is None:  # a step has failed; Ray removes its own files if it is asked to
+            process.terminate()
+            psutil.wait_procs([psutil.Process(process.pid)], timeout=30)
         stop.set()
         watch.join()
         left = _alive(family)

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from http_server import events, is_error
 
+from kvprune.serve.ray import front
 from kvprune.serve.ray.front import MOST_BYTES, SESSION_HEADER, Front, conversation, middlewares
 
 SYSTEM = {"role": "system", "content": "Be brief."}
@@ -96,6 +97,22 @@ def test_the_session_that_a_replica_is_chosen_by():
     assert other.json() == {"session": None, "bytes": len(other.request.content)}
     assert traced.json()["session"] == "replica:ab12cd34"
     assert unknown.json()["session"] is None
+
+
+def test_a_body_that_comes_slowly_is_left_to_the_replica(monkeypatch):
+    """Which has a limit for it; what was read here is read there."""
+    monkeypatch.setattr(front, "READ_SECONDS", 0.05)
+    body = json.dumps({"messages": [ASK]}).encode()
+
+    async def slowly():
+        yield body[:10]
+        await asyncio.sleep(0.2)
+        yield body[10:]
+
+    headers = {"content-type": "application/json"}
+    slow = {"content": slowly(), "headers": headers}
+    (answer,) = calls(behind(), ("POST", "/v1/completions", slow))
+    assert answer.json() == {"session": None, "bytes": len(body)}
 
 
 @pytest.mark.parametrize(("status", "becomes"), [(404, 503), (500, 503), (503, 503), (429, 429)])

@@ -44,6 +44,7 @@ def test_two_replicas(tmp_path):
         a_client_that_leaves(deployment)
         too_many_requests(deployment)
         a_replica_is_killed(deployment)
+        an_engine_stops(deployment)
         replaced_under_load(deployment)
 
 
@@ -121,11 +122,17 @@ def views_of_all(deployment):
 
 
 def a_client_that_leaves(deployment):
-    """Its rows leave the engine, and everyone's view of it."""
+    """Its rows leave the engine, long before their end."""
+    before = deployment.sample("request_success_total", finished_reason="cancelled")
     body = {"prompt": TEXTS[0], "max_tokens": 480, "ignore_eos": True, "stream": True, "n": 3}
     with deployment.client.stream("POST", "/v1/completions", json=body) as answer:
         next(answer.iter_text())
-        until(lambda: len(deployment.rows()) == 3, 20)
+
+    def cancelled():
+        now = deployment.sample("request_success_total", finished_reason="cancelled")
+        return now - before == 3
+
+    until(cancelled, 20)
     until(lambda: not deployment.rows(), 20)
 
 
@@ -135,10 +142,12 @@ def too_many_requests(deployment):
 
     def ask(number):
         start.wait()
-        return deployment.ask(f"{number}: {TEXTS[number % 20]}", 200)
+        return deployment.ask(f"{number}: {TEXTS[number % 20]}", 400)
 
     with ThreadPoolExecutor(80) as pool:
-        answers = list(pool.map(ask, range(80)))
+        answering = pool.map(ask, range(80))
+        until(lambda: len({row["replica"] for row in deployment.rows()}) == 2, 60)
+        answers = list(answering)
     counts = Counter(answer.status_code for answer in answers)
     assert set(counts) == {200, 429}, counts
     assert counts[200] >= ROWS + WAITING
@@ -167,13 +176,28 @@ def a_replica_is_killed(deployment):
             assert stream.events[-1]["error"]["code"] == "replica_lost"
         else:
             assert stream.events[-1] == "[DONE]"
-            assert len(stream.events) > 400
     # the same conversations, at once and elsewhere
     for stream in streams:
         text = stream.body["prompt"]
         answer = deployment.ask(text, logprobs=0).json()
         assert answer["id"].split("-")[1] != victim
         assert answer["choices"][0]["logprobs"]["tokens"] == greedy(text)
+    deployment.until_two(without=[victim])
+
+
+def an_engine_stops(deployment):
+    """Its process lives on, but Ray replaces it; until then everyone can see which it is."""
+    victim, pid = next(iter(deployment.until_two().items()))
+    deployment.stop_engine(pid)
+    there = {"x-session-id": f"replica:{victim}"}
+    body = {"prompt": TEXTS[0], "max_tokens": 4}
+    answer = deployment.client.post("/v1/completions", json=body, headers=there)
+    assert is_error(answer, 503)
+    assert "told to stop" in answer.text
+    health = deployment.client.get("/health").json()
+    failures = {one["replica"]: one["failure"] for one in health["replicas"]}
+    assert failures[victim] == "MemoryError: told to stop"
+    assert health["status"] == "degraded"
     deployment.until_two(without=[victim])
 
 

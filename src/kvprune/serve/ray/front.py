@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import re
+import time
 from hashlib import blake2b
 from typing import Any
 
@@ -28,6 +29,7 @@ TRACE = re.compile(r"/v1/traces/(?:chatcmpl|cmpl)-(\w+)-[0-9a-f]{32}")
 EXACT = "replica:"  # as in router.py, which Ray sends elsewhere by its text
 MOST_BYTES = 2**20  # of a body that is read here; larger ones go where there is room
 MOST_CHARACTERS, MOST_TOKENS = 64, 16  # that tell one text from another
+READ_SECONDS = 10.0  # for a body to arrive; a slower one is the replica's to wait for
 IN_A_THREAD = 2**16  # bytes of JSON whose reading would hold up other requests
 
 
@@ -59,15 +61,21 @@ async def _session(scope: Scope, receive: Receive) -> tuple[str | None, Receive]
         return EXACT + found[1], receive
     if scope["method"] != "POST" or scope["path"] not in READ:
         return None, receive
-    messages, body, more = [], b"", True
+    coming: list[asyncio.Future[Message]] = []
+    body, more = b"", True
+    end = time.monotonic() + READ_SECONDS
     while more and len(body) <= MOST_BYTES:
-        message = await receive()
-        messages.append(message)
+        coming.append(asyncio.ensure_future(receive()))
+        # what does not come in time is not cancelled: the replica waits for the same message
+        await asyncio.wait(coming[-1:], timeout=max(0.0, end - time.monotonic()))
+        if not coming[-1].done():
+            break
+        message = coming[-1].result()
         body += message.get("body", b"")
         more = message["type"] == "http.request" and message.get("more_body", False)
 
     async def again() -> Message:
-        return messages.pop(0) if messages else await receive()
+        return await (coming.pop(0) if coming else receive())
 
     if more or not body:
         return None, again
