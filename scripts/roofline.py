@@ -59,7 +59,7 @@ def tables() -> dict[str, str]:
             ["pruned", "rows", *(f"{name}, {m.name}" for name in LAUNCHES for m in PAIR)], begins()
         ),
         "step": markdown(
-            ["context", *(f"{gpu.name}, {rows} rows" for gpu in (A100, H100) for rows in ROWS)],
+            ["context", *(f"{gpu.name}, {_rows(rows)}" for gpu in (A100, H100) for rows in ROWS)],
             steps(LLAMA_8B),
         ),
         "overhead": markdown(
@@ -67,8 +67,8 @@ def tables() -> dict[str, str]:
             overhead(),
         ),
         "training": markdown(
-            ["tiles alive", "gates computed", "A100: forward", "and backward", "H100: forward",
-             "and backward"], training(LLAMA_1B),
+            ["tiles alive", "A100: forward", "and backward", "H100: forward", "and backward"],
+            training(LLAMA_1B),
         ),
         "prefill": markdown(
             ["pruned", *(f"{gpu.name}, {how}" for gpu in (A100, H100) for how in WAYS)],
@@ -96,7 +96,7 @@ def kernels() -> Iterator[list[str]]:
     text = Text(4, 2048)
     for name, work in tokens.flash(layer, shape.dtype, text).items():
         yield _kernel(f"dense training: {name}", work)
-    for name, work in tokens.training(layer, shape.dtype, text, once_for=_group(LLAMA_1B)).items():
+    for name, work in tokens.training(layer, shape.dtype, text).items():
         yield _kernel(f"pruned training: {name}", work)
 
 
@@ -137,23 +137,18 @@ def overhead() -> Iterator[list[str]]:
 def training(model: Decoder) -> Iterator[list[str]]:
     """Time of a layer's attention / dense flash attention's, rows of 2,048 tokens, r = 64."""
     shape, text = _shape(model), Text(4, 2048)
-    layer, group = shape.layers[0], _group(model)
-    shares = {"once per query head": 1, f"once per {group} query heads": group}
-    shares["once per layer"] = model.heads
-    for alive in (1.0, 0.2):
-        for name, once_for in shares.items():
-            for exact in (True, False):
-                cells = [f"{alive:.0%}", f"{name}, {'float32' if exact else '3 × tf32'}"]
-                for gpu in (A100, H100):
-                    dense = tokens.flash(layer, shape.dtype, text)
-                    works = tokens.training(
-                        layer, shape.dtype, text._replace(alive=alive), once_for
-                    )
-                    forward = [works["carry"], works["forward"]]
-                    ratio = seconds(forward, gpu, exact=exact) / dense["forward"].seconds(gpu)
-                    both = seconds(works.values(), gpu, exact=exact)
-                    cells += [f"{ratio:.2f} ×", f"{both / seconds(dense.values(), gpu):.2f} ×"]
-                yield cells
+    layer = shape.layers[0]
+    for alive, per_head in ((1.0, True), (1.0, False), (0.5, False), (0.2, False), (0.1, False)):
+        cells = [f"{alive:.0%}, gates computed by every head" if per_head else f"{alive:.0%}"]
+        for gpu in (A100, H100):
+            dense = tokens.flash(layer, shape.dtype, text)
+            own = text._replace(alive=alive)
+            works = tokens.training(layer, shape.dtype, own, per_head)
+            forward = seconds((works[name] for name in tokens.FORWARD), gpu, exact=False)
+            both = seconds(works.values(), gpu, exact=False)
+            cells.append(f"{forward / dense['forward'].seconds(gpu):.2f} ×")
+            cells.append(f"{both / seconds(dense.values(), gpu):.2f} ×")
+        yield cells
 
 
 def prefill(model: Decoder) -> Iterator[list[str]]:
@@ -195,17 +190,17 @@ def markdown(columns: list[str], rows: Iterator[list[str]]) -> str:
 
 
 def _kernel(name: str, work: Work) -> list[str]:
-    times = [f"{1e6 * work.bound(gpu)[0]:.1f}" for gpu in GPUS]
+    times = [f"{1e6 * work.bound(gpu, exact=False)[0]:.1f}" for gpu in GPUS]
     return [name, f"{work.bytes / 2**20:.1f}", f"{work.flops / 1e6:,.0f}",
-            f"{work.intensity:.1f}", *times, work.bound(A100)[1]]  # fmt: skip
+            f"{work.intensity:.1f}", *times, work.bound(A100, exact=False)[1]]  # fmt: skip
 
 
 def _names(what: str, gpus: tuple) -> list[str]:
     return [f"{what} {gpu.name}" for gpu in gpus]
 
 
-def _group(model: Decoder) -> int:
-    return model.heads // model.key_heads
+def _rows(number: int) -> str:
+    return "1 row" if number == 1 else f"{number} rows"
 
 
 def _tokens(context: float) -> str:

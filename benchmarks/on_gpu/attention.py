@@ -1,6 +1,7 @@
 """One layer's attention: a decode step, a prompt, a training step; ours against dense."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -91,17 +92,20 @@ def prefill(device: torch.device, sizes: Sizes) -> list[Row]:
         timeline = make_timeline(None, (1, length), device)
         beta = _aimed(q_int, k_int, timeline, sizes.sparsity)
 
-        def ours(backend: str | None, given=(q, k, v), votes=(q_int, k_int, beta), time=timeline):
-            steps = drop_steps(*votes, time, backend=backend)
-            wide = [x.float() for x in given] if backend else given
-            return hard_attention(*wide, steps, form, backend).to(sizes.dtype)
-
-        contestants = {
-            "kvprune": Contestant(lambda run=ours: run(None), lambda run=ours: run("reference"))
-        }
+        reading = partial(_read, (q, k, v), (q_int, k_int, beta), timeline, form)
+        contestants = {"kvprune": Contestant(partial(reading, None), partial(reading, "reference"))}
         contestants |= dense(q, k, v, causal=True)
         rows += race(device, sizes.rounds, "prefill", f"1 × {length:,}", contestants)
     return rows
+
+
+def _read(given, votes, timeline, form: AttentionForm, backend: str | None) -> Tensor:
+    """The reference computes in float32, from the same numbers."""
+    (q, k, v), (q_int, k_int, beta) = given, votes
+    steps = drop_steps(q_int, k_int, beta, timeline, backend=backend)
+    if backend is None:
+        return hard_attention(q, k, v, steps, form)
+    return hard_attention(q.float(), k.float(), v.float(), steps, form, backend).to(q.dtype)
 
 
 def train(device: torch.device, sizes: Sizes) -> list[Row]:

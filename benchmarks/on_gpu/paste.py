@@ -9,7 +9,7 @@ import torch
 from kvprune.evaluate.throughput.timing import machine, versions
 from kvprune.utils.amounts import size
 from kvprune.utils.files import write_atomically
-from kvprune.utils.plot import COLOURS, MARKERS, legend, level, panels, save
+from kvprune.utils.plot import COLOURS, MARKERS, heading, legend, level, panels, save
 from on_gpu.race import Row
 from on_gpu.sizes import Sizes
 
@@ -38,14 +38,13 @@ def result(device: torch.device, sizes: Sizes, rows: list[Row], command: str) ->
 
 
 def with_ratios(rows: list[Row]) -> list[Row]:
-    """Each row with its time / that of kvprune in the same case; the fastest of ours."""
-    best: dict[tuple[str, str], float] = {}
+    """Each row with its time / that of kvprune in the same case; of ours, the first."""
+    own: dict[tuple[str, str], float] = {}
     for row in rows:
-        key = row["part"], row["case"]
-        if row["who"].startswith("kvprune") and row["seconds"] is not None:
-            best[key] = min(row["seconds"], best.get(key, row["seconds"]))
+        if row["who"].startswith("kvprune") and row["seconds"]:
+            own.setdefault((row["part"], row["case"]), row["seconds"])
     return [
-        {**row, "ratio": row["seconds"] / best[key] if row["seconds"] and key in best else None}
+        {**row, "ratio": row["seconds"] / own[key] if row["seconds"] and key in own else None}
         for row in rows
         for key in [(row["part"], row["case"])]
     ]
@@ -66,8 +65,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         f"### kvprune on {place}",
         "",
-        f"`{found['command']}`: {found['model']}, {found['dtype']}, {found['sparsity']:.0%} "
-        f"pruned, medians of {found['rounds']} rounds in turn; "
+        f"`{found['command']}`: {found['model']}, {found['dtype']}, "
+        f"{100 * found['sparsity']:g} % pruned, medians of {found['rounds']} rounds in turn; "
         + ", ".join(f"{name} {number}" for name, number in numbers.items()),
     ]
     if not found["counts"]:
@@ -107,9 +106,11 @@ def timed(found: dict[str, Any]) -> list[str]:
 
 
 def draw(found: dict[str, Any]):
-    """Time / kvprune's, by case: above the line kvprune is faster."""
+    """Time / kvprune's, by case: above the line, kvprune is faster."""
+    from matplotlib.ticker import NullFormatter
+
     parts = timed(found)
-    figure, axes = panels([TITLES[part] for part in parts], width=5.6, height=3.6, columns=2)
+    figure, axes = panels([TITLES[part] for part in parts], width=6.2, height=3.4, columns=2)
     for axis, part in zip(axes, parts, strict=True):
         rows = [row for row in found["rows"] if row["part"] == part and row["ratio"]]
         cases, names = ([*dict.fromkeys(row[key] for row in rows)] for key in ("case", "who"))
@@ -121,11 +122,14 @@ def draw(found: dict[str, Any]):
             )  # fmt: skip
         level(axis, 1)
         axis.set(yscale="log", ylabel="time / kvprune's", xlim=(-0.5, len(cases) - 0.5))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.set_xticks(range(len(cases)), cases, rotation=30 if len(cases) > 4 else 0)
-        legend(axis)
-    figure.suptitle(
+        legend(axis, loc="center left", bbox_to_anchor=(1, 0.5))
+    heading(
+        figure,
         f"{found['machine'].get('gpu') or found['machine']['cpu']}: {found['model']}, "
-        f"{found['dtype']}, {found['sparsity']:.0%} pruned"
-        + ("" if found["counts"] else "; a dry run, whose times mean nothing")
+        f"{found['dtype']}, {100 * found['sparsity']:g} % pruned"
+        + ("" if found["counts"] else "; a dry run, whose times mean nothing"),
     )
     return figure

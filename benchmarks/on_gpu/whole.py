@@ -1,13 +1,11 @@
 """A whole model's decode step: ours against transformers' caches, eager and compiled."""
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import kvprune
-from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, twin
 from kvprune.evaluate.throughput.rigged import steady_votes
 from on_gpu.race import WARM_UP, Contestant, Row, race
 from on_gpu.sizes import Sizes
@@ -35,36 +33,46 @@ def step(device: torch.device, sizes: Sizes) -> list[Row]:
 
 
 def _contestants(dense, sizes: Sizes, batch: int, context: int) -> dict[str, Contestant]:
-    device, room = dense.device, STEPS * (sizes.rounds + WARM_UP + 3)
+    room = STEPS * (sizes.rounds + WARM_UP + 3)
     kept = round((1 - sizes.sparsity) * context)
-    ids = torch.randint(sizes.model.vocabulary, (1, 64), device=device)
+    ids = torch.randint(sizes.model.vocabulary, (1, 64), device=dense.device)
     calls = {}
     for name in ("kvprune", "kvprune, compiled"):
         model = twin(dense)
         pruned = kvprune.attach(model, kvprune.PruningConfig(rank=sizes.rank))
         steady_votes(pruned, ids, kept)
-        counts = torch.full((len(pruned.layers), batch), kept)
-        cache = filled_cache(pruned, context, counts)
-        run = model if name == "kvprune" else _compiled(model, device)
-        calls[name] = _call(stepper(run, cache, batch, STEPS))
-    for kind in ("dynamic", "static"):
-        cache = dense_cache(kind, dense, batch, context, room)
-        calls[f"{kind.title()}Cache"] = _call(stepper(dense, cache, batch, STEPS))
+        cache = filled_cache(pruned, context, torch.full((len(pruned.layers), batch), kept))
+        run = model if name == "kvprune" else _compiled(model, dynamic=True)
+        calls[name] = _decoding(run, cache, batch)
+    for kind, name in (("dynamic", "DynamicCache"), ("static", "StaticCache")):
+        calls[name] = _decoding(dense, dense_cache(kind, dense, batch, context, room), batch)
     cache = dense_cache("static", dense, batch, context, room)
-    compiled = _compiled(twin(dense), device)
-    calls["StaticCache, compiled"] = _call(stepper(compiled, cache, batch, STEPS))
+    calls["StaticCache, compiled"] = _decoding(_compiled(twin(dense), False), cache, batch)
     return calls
 
 
-def _compiled(model, device: torch.device):
+def _compiled(model, dynamic: bool):
     """With CUDA graphs; on a CPU only traced, which takes no compiler."""
-    options = {"mode": "reduce-overhead"} if device.type == "cuda" else {"backend": "eager"}
-    return torch.compile(model, dynamic=True, **options)
+    options = {"mode": "reduce-overhead"} if model.device.type == "cuda" else {"backend": "eager"}
+    return torch.compile(model, dynamic=dynamic, **options)
 
 
-def _call(run: Callable[[], None]) -> Contestant:
+def _decoding(model, cache, batch: int) -> Contestant:
+    """Tokens without a mask, because none is a pad: a mask would be one token longer every time."""
+    device = model.device
+    token = torch.ones(batch, 1, dtype=torch.long, device=device)
+    seen = int(cache.get_seq_length())
+
+    @torch.inference_mode()
     def call() -> Tensor:
-        run()
-        return torch.zeros(())
+        nonlocal token, seen
+        for _ in range(STEPS):
+            torch.compiler.cudagraph_mark_step_begin()
+            logits = model(
+                input_ids=token, position_ids=torch.full((batch, 1), seen, device=device),
+                past_key_values=cache, use_cache=True, logits_to_keep=1,
+            ).logits  # fmt: skip
+            token, seen = logits[:, -1].argmax(-1, keepdim=True), seen + 1
+        return token
 
     return Contestant(call)

@@ -48,7 +48,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path):
     parts = {part: {row["who"] for row in rows if row["part"] == part}
              for part in ("launch", "decode", "model", "prefill", "train", "memory")}  # fmt: skip
     assert all(parts.values())
-    dense = {"SDPA", "flash attention", "FlexAttention, compiled"}
+    dense = {"SDPA", "flash attention", "FlexAttention"}
     assert parts["decode"] == parts["prefill"] == {"kvprune", *dense}
     assert parts["model"] == {"kvprune", "kvprune, compiled", "DynamicCache", "StaticCache",
                               "StaticCache, compiled"}  # fmt: skip
@@ -56,14 +56,10 @@ def test_a_dry_run_goes_through_every_part(tmp_path):
     assert not [row for row in rows if row["problem"].startswith("wrong")]
     timed = [row for row in rows if not row["problem"] and row["part"] != "memory"]
     assert all(row["seconds"] > 0 for row in timed)
-    assert {row["ratio"] for row in timed if row["who"] == "kvprune"} <= {1.0, *_ratios(timed)}
+    assert all(row["ratio"] == 1 for row in timed if row["who"] == "kvprune")
     assert (tmp_path / "gpu.png").stat().st_size > 10_000
     for line in text.splitlines():
         assert not line.startswith("| ") or line.count("|") > 2
-
-
-def _ratios(rows):
-    return {row["ratio"] for row in rows if row["who"] == "kvprune" and row["part"] == "model"}
 
 
 def test_what_is_wrong_is_not_timed(monkeypatch, capsys, tmp_path):

@@ -39,8 +39,9 @@ def small(monkeypatch):
 
 def test_every_operation_is_examined():
     modules = pkgutil.walk_packages(kvprune.ops.__path__, "kvprune.ops.")
-    packages = [importlib.import_module(module.name) for module in modules if module.ispkg]
-    found = {value.name for package in packages for value in vars(package).values()
+    # kernels are in modules of their own, and Triton's need Triton
+    plain = [module.name for module in modules if "triton" not in module.name]
+    found = {value.name for name in plain for value in vars(importlib.import_module(name)).values()
              if isinstance(value, Operation)}  # fmt: skip
     assert found == {entry.operation.name for entry in ENTRIES}
 
@@ -48,7 +49,7 @@ def test_every_operation_is_examined():
 def test_every_kernel_here_is_right(tests):
     assert [test for test in tests if not test.passed] == []
     kernels = {(entry.operation.name, str(dtype).removeprefix("torch."))
-               for entry in ENTRIES for dtype in entry.operation.dtypes["cpu"]}  # fmt: skip
+               for entry in ENTRIES for dtype in entry.operation.dtypes.get("cpu", ())}  # fmt: skip
     assert {(test.operation, test.dtype) for test in tests} == kernels
     assert all(test.backend == "cpu" for test in tests)
 

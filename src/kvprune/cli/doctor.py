@@ -94,7 +94,7 @@ def _choices(report: Report) -> Iterable[Sequence[Cell]]:
 
 def _facts(console: Console, title: str, facts: list[Fact]) -> None:
     colours = {True: "green", False: "yellow", None: ""}
-    rows = ([f.name, (f.value, colours[f.good]), (f.note, "dim")] for f in facts)
+    rows: list[list[Cell]] = [[f.name, (f.value, colours[f.good]), (f.note, "dim")] for f in facts]
     _table(console, title, None, rows)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvprune.cache.arena import Arena
 from kvprune.cache.extents import ExtentTable
+from kvprune.ops.attend.soft import soft_attention
 from kvprune.ops.decode import REMOVE, NewToken, Votes
 from kvprune.ops.decode import decode as decode_step
 from kvprune.ops.dispatch import REFERENCE, Operation
@@ -34,6 +35,7 @@ from kvprune.ops.timeline import make_timeline
 Error = float
 CPU = torch.device("cpu")
 ROWS, HEADS, GROUP, SIZE, RANK, STEPS = 3, 2, 2, 64, 64, 40
+TIE = 1e-4
 TOKENS = 150  # more than a block of queries, and no multiple of it
 
 
@@ -51,12 +53,14 @@ def _steps(backend: str, device: torch.device, dtype: torch.dtype) -> tuple[Tens
     for step in range(STEPS):
         heads = (ROWS, HEADS, 1, SIZE)
         query, key, value = (draw(ROWS, HEADS * GROUP, 1, SIZE), draw(*heads), draw(*heads))
-        states = (x.to(device, table.layout.dtype) for x in (query, key, value))
+        query, key, value = (x.to(device, table.layout.dtype) for x in (query, key, value))
         q_int, k_int = draw(ROWS, RANK) / RANK**0.5, draw(ROWS, RANK)
         number = torch.full((ROWS,), step, device=device)
         votes = Votes(q_int.to(device), k_int.to(device), torch.tensor(1.8, device=device))
         form = AttentionForm(SIZE**-0.5)
-        done = decode_step(table, NewToken(*states, number), form, votes=votes, backend=backend)
+        done = decode_step(
+            table, NewToken(query, key, value, number), form, votes=votes, backend=backend
+        )
         outs.append(done.output.cpu().float())
         members.append(_members(table))
     return torch.stack(outs), [row for step in members for row in step]
@@ -85,14 +89,17 @@ def remove(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
 
 
 def drop_steps(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
-    draw = _draw()
-    votes = draw(ROWS, TOKENS, RANK) / RANK**0.5, draw(ROWS, TOKENS, RANK), torch.tensor(2.0)
+    draw, beta = _draw(), torch.tensor(2.0)
+    q_int, k_int = draw(ROWS, TOKENS, RANK) / RANK**0.5, draw(ROWS, TOKENS, RANK)
+    # a sum in another order puts a score this close on the other side: such queries have no vote
+    scores = q_int.double() @ k_int.double().mT + beta.double()
+    tied = (scores.abs() < TIE).any(-1, keepdim=True)
+    votes = q_int.masked_fill(tied, 0.0), k_int, beta
 
     def run(name: str, place: torch.device) -> Tensor:
         timeline = make_timeline(None, (ROWS, TOKENS), place)
-        own = [x.to(place, dtype) for x in votes]
-        steps: Tensor = DROP_STEPS.implementation(own[0], name)(*own, timeline, 0.0)
-        return steps
+        q_int, k_int, beta = (x.to(place, dtype) for x in votes)
+        return DROP_STEPS.implementation(q_int, name)(q_int, k_int, beta, timeline)
 
     return difference(run(backend, device), run(REFERENCE, CPU))
 
@@ -106,6 +113,44 @@ def hard_attention(backend: str, dtype: torch.dtype, device: torch.device) -> Er
     form = AttentionForm(SIZE**-0.5)
     got = _run(HARD_ATTENTION, backend, device, q, k, v, steps, form)
     return difference(got, _run(HARD_ATTENTION, REFERENCE, CPU, *_wide(q, k, v), steps, form))
+
+
+def soft_forward(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
+    """A training step's attention, and how much it keeps."""
+    (got, kept), _ = _soft(backend, dtype, device)
+    (want, kept_too), _ = _soft(REFERENCE, dtype, CPU)
+    return max(difference(got, want), difference(kept / TOKENS, kept_too / TOKENS))
+
+
+def soft_backward(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
+    """Its gradients: those of queries, keys, values, and of what votes are made of."""
+    _, got = _soft(backend, dtype, device)
+    _, want = _soft(REFERENCE, dtype, CPU)
+    return max(difference(a, b) for a, b in zip(got, want, strict=True))
+
+
+def _soft(
+    backend: str, dtype: torch.dtype, device: torch.device
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, ...]]:
+    """The reference computes in float32, from the same numbers."""
+    draw, wide = _draw(), backend == REFERENCE and device == CPU
+
+    def leaf(x: Tensor) -> Tensor:
+        return x.to(device).requires_grad_()
+
+    states = [draw(ROWS, h, TOKENS, SIZE).to(dtype) for h in (HEADS * GROUP, HEADS, HEADS)]
+    q, k, v = (leaf(x.float() if wide else x) for x in states)
+    q_int, k_int = leaf(draw(ROWS, TOKENS, RANK) / RANK**0.5), leaf(draw(ROWS, TOKENS, RANK))
+    beta = leaf(torch.tensor(2.0))
+    time = make_timeline(None, (ROWS, TOKENS), device)
+    form, gate = AttentionForm(SIZE**-0.5), Gate("alpha", 1.5)
+    with torch.enable_grad():
+        out, kept = soft_attention(
+            q, k, v, [(q_int, k_int, beta)], time, gate, form, backend=backend
+        )
+        loss = (out.float() * draw(*out.shape).to(device)).sum() + kept.sum()
+        grads = torch.autograd.grad(loss / TOKENS, [q, k, v, q_int, k_int, beta])
+    return (out.detach(), kept.detach()), grads
 
 
 def linear(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
@@ -147,11 +192,8 @@ def log_keep(backend: str, dtype: torch.dtype, device: torch.device) -> Error:
 
     def run(name: str, place: torch.device) -> tuple[Tensor, Tensor]:
         time = make_timeline(None, (ROWS, TOKENS), place)
-        given = scores.to(place), carry.to(place)
-        kept: tuple[Tensor, Tensor] = LOG_KEEP.implementation(given[0], name)(
-            *given, time, Gate("alpha", 1.5)
-        )
-        return kept
+        own = scores.to(place)
+        return LOG_KEEP.implementation(own, name)(own, carry.to(place), time, Gate("alpha", 1.5))
 
     # what is left of each key: logs of nearly nothing differ by more than anybody sees
     pairs = zip(run(backend, device), run(REFERENCE, CPU), strict=True)
@@ -163,11 +205,9 @@ def log_keep_backward(backend: str, dtype: torch.dtype, device: torch.device) ->
 
     def run(name: str, place: torch.device) -> tuple[Tensor, Tensor]:
         time = make_timeline(None, (ROWS, TOKENS), place)
-        given = (x.to(place) for x in (upstream, scores, carry))
-        grads: tuple[Tensor, Tensor] = LOG_KEEP_BACKWARD.implementation(scores.to(place), name)(
-            *given, time, Gate("alpha", 1.5)
-        )
-        return grads
+        grad, own, after = (x.to(place) for x in (upstream, scores, carry))
+        backward = LOG_KEEP_BACKWARD.implementation(own, name)
+        return backward(grad, own, after, time, Gate("alpha", 1.5))
 
     pairs = zip(run(backend, device), run(REFERENCE, CPU), strict=True)
     return max(difference(got, want) for got, want in pairs)

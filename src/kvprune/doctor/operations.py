@@ -10,6 +10,7 @@ import torch
 from kvprune.doctor import inputs
 from kvprune.doctor.inputs import Error
 from kvprune.ops.alpha_sigmoid import ALPHA_SIGMOID, LOG_ALPHA_SIGMOID
+from kvprune.ops.attend.soft import SOFT_BACKWARD, SOFT_FORWARD
 from kvprune.ops.decode import DECODE, REMOVE
 from kvprune.ops.dispatch import Operation
 from kvprune.ops.hard import HARD_ATTENTION
@@ -50,8 +51,10 @@ ENTRIES = (
     Entry(QUANTISE, "tokens stored as int8", FLOATS, inputs.quantise, EXACT),
     Entry(ALPHA_SIGMOID, "gates", (F32,), inputs.gate(ALPHA_SIGMOID), GATES),
     Entry(LOG_ALPHA_SIGMOID, "gates in training", (F32,), inputs.gate(LOG_ALPHA_SIGMOID), GATES),
-    Entry(LOG_KEEP, "training, forward", (F32,), inputs.log_keep, ROUNDING),
-    Entry(LOG_KEEP_BACKWARD, "training, backward", (F32,), inputs.log_keep_backward, ROUNDING),
+    Entry(SOFT_FORWARD, "attention in training", FLOATS, inputs.soft_forward, ROUNDING),
+    Entry(SOFT_BACKWARD, "its gradients", FLOATS, inputs.soft_backward, ROUNDING),
+    Entry(LOG_KEEP, "keep, by plain attention", (F32,), inputs.log_keep, ROUNDING),
+    Entry(LOG_KEEP_BACKWARD, "its gradients", (F32,), inputs.log_keep_backward, ROUNDING),
 )
 
 

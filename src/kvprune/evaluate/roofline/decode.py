@@ -12,6 +12,9 @@ from kvprune.evaluate.roofline.work import Gpu, Work, seconds
 # softmax: subtract, exponentiate on a slower unit, add up, rescale; per pair and query head
 SOFTMAX = 16
 
+# bytes per survivor of the list of those who left: written, set, read
+LISTED = 16
+
 
 class Case(NamedTuple):
     """What is decoded: one token for each of `rows`, after `context`, of which a share is gone."""
@@ -52,8 +55,8 @@ def pruned(layer: AttentionShape, dtype: str, case: Case, width: int) -> dict[st
 
     Interaction weights are float32 and read once a step, whatever the number of rows. In a cache
     that keeps its share, a token comes in at each step and `sparsity` tokens leave; each that
-    leaves is replaced by the row's last. K_int is counted once: the programs of a row's heads run
-    at the same time, and share it in the second-level cache.
+    leaves is replaced by the row's last. Every key head votes for itself, and K_int is counted
+    once: programs that run at the same time share it in the second-level cache.
     """
     slot = slot_bytes(layer, dtype, case.rank)
     pairs = case.rows * case.kept
@@ -66,12 +69,14 @@ def pruned(layer: AttentionShape, dtype: str, case: Case, width: int) -> dict[st
         "vote, drop, attend": Work(
             bytes=pairs * slot,
             tensor=2 * layer.query_heads * (layer.key_size + layer.value_size) * pairs,
-            scores=2 * case.rank * pairs,
+            scores=2 * case.rank * layer.key_heads * pairs,
             scalar=SOFTMAX * layer.query_heads * pairs,
             launches=2,
         ),
-        # one byte per survivor says who leaves
-        "compact": Work(bytes=pairs + case.rows * case.sparsity * 2 * slot),
+        # the list of those who left is read, then their slots are filled
+        "close the holes": Work(
+            bytes=LISTED * pairs + case.rows * case.sparsity * 2 * slot, launches=2
+        ),
     }
 
 

@@ -40,7 +40,7 @@ def _roof(axis: Axes, shape: Shape) -> None:
         axis.plot(ratios, reached, style, color=COLOURS[0], linewidth=1.2, label=gpu.name)
     case, text = Case(16, 8192), Text(4, 2048)
     votes = decode.pruned(layer, dtype, case, shape.width)["vote, drop, attend"]
-    learns = tokens.training(layer, dtype, text, once_for=4)["forward"]
+    learns = tokens.training(layer, dtype, text)["forward"]
     flash = tokens.flash(layer, dtype, text)["forward"]
     points: list[tuple[str, Work]] = [
         ("decode, dense", decode.dense(layer, dtype, case)[0]),

@@ -19,8 +19,10 @@ SAVED = {"lora": (22, 8, 6, 6), "all": (30, 8, 6, 6)}
 SAVED_NORMS = {"lora": 4, "all": 6}
 # products with LoRA in a layer; each keeps what lies between its two matrices
 LORA_LAYERS = 7
-# a carry for every block of queries, and tiles of scores in work at the same time
+# in plain torch: a carry for every block of queries, and tiles of scores in work at the same time
 BLOCK, TILES = 128, 4
+# with Triton: two workspaces, which also say how many queries share a carry; tiles of 64 × 64
+WORKSPACE, TILE = 2**26, 64
 # positions whose logits exist together when the model is compared with its dense self
 CHUNK = 128
 # CUDA's own, and what the allocator cannot use
@@ -37,6 +39,7 @@ class Run(NamedTuple):
     checkpointing: bool = True
     lora_rank: int = 16
     rank: int = 64
+    triton: bool = True
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def fine_tuning(model: Decoder, run: Run) -> Memory:
     trained      12 · parameters of the model, 16 · those of LoRA and the interaction
     activations  checkpointed: 4 · width per token and layer, and one layer twice (its tensors and
                  their gradients); else every layer, and one twice
-    tiles        of attention without Triton: 4 · 4 · heads · 128 · T for each row
+    tiles        of attention: Triton's two workspaces of 64 MB; without it 16 · heads · 128 · T for
+                 each row
     logits       KL from hidden states: a chunk's, and the output layer in bfloat16; else of all
                  tokens, four times in float32
     """
@@ -83,7 +87,7 @@ def fine_tuning(model: Decoder, run: Run) -> Memory:
         teacher=4 * model.parameters if full and run.distill else 0,
         trained=16 * own + (12 * model.parameters if full else 0),
         activations=model.layers * every + 2 * layer,
-        tiles=float(TILES * run.rows * model.heads * BLOCK * run.length * 4),
+        tiles=2.0 * WORKSPACE if run.triton else TILES * tokens * model.heads * BLOCK * 4.0,
         logits=logits,
     )
 
@@ -98,7 +102,7 @@ def lora_weights(model: Decoder, rank: int) -> int:
 def saved_by_layer(model: Decoder, run: Run) -> float:
     """Bytes that one layer keeps for its backward pass, the weights' copies in bfloat16 among them.
 
-    The carries are all that grows with T²: T² / 128 numbers, 8 MB at 16,384 tokens.
+    The carries are all that grows with T²: 4 · T² / 128, 8 MB at 16,384 tokens, less with Triton.
     """
     tokens = run.rows * run.length
     width, inner, query, key = SAVED[run.tune]
@@ -111,5 +115,15 @@ def saved_by_layer(model: Decoder, run: Run) -> float:
     if run.tune == "lora":
         token += 2 * LORA_LAYERS * run.lora_rank
         copies += 2 * lora_weights(model, run.lora_rank)
-    carries = run.rows * -(-run.length // BLOCK) * run.length * 4
-    return float(tokens * token + copies + carries)
+    if run.triton:
+        # attention's output, and what its softmax divided by
+        token += 2 * queries + 4 * model.heads
+    carries = run.rows * run.length * 4 * -(-run.length // _queries_per_carry(run))
+    keep_sum = 4 * run.rows
+    return float(tokens * token + copies + carries + keep_sum)
+
+
+def _queries_per_carry(run: Run) -> int:
+    if not run.triton:
+        return BLOCK
+    return max(1, WORKSPACE // 4 // (run.rows * run.length * TILE)) * TILE

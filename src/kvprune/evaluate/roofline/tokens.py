@@ -11,10 +11,8 @@ from kvprune.evaluate.roofline.work import Work
 
 # log σ of a score and its place in a running sum; per pair
 GATE = 40
-# queries of a tile in training, and keys and queries of a FlexAttention block
+# queries and keys of a tile: ours, and flash attention's and FlexAttention's
 TILE, BLOCK = 64, 128
-# flash attention's backward pass has five products for the forward pass's two
-BACKWARD = 2.5
 
 
 class Text(NamedTuple):
@@ -31,50 +29,56 @@ class Text(NamedTuple):
 
 
 def flash(layer: AttentionShape, dtype: str, text: Text, backward: bool = True) -> dict[str, Work]:
-    """Dense, causal; keys and values are read again for each block of queries from the cache."""
-    products = 2 * layer.query_heads * (layer.key_size + layer.value_size) * text.pairs
-    states = text.rows * text.length * (token_bytes(layer, dtype) + _query_bytes(layer, dtype))
-    softmax = SOFTMAX * layer.query_heads * text.pairs
-    works = {"forward": Work(states, products, scalar=softmax)}
+    """Dense, causal: two products forward, and five backward, in which the first is done again."""
+    one = product(layer, text.pairs)
+    states, softmax = state_bytes(layer, dtype, text), SOFTMAX * layer.query_heads * text.pairs
+    read = tile_bytes(layer, dtype, text.pairs, BLOCK)
+    works = {"forward": Work(states, 2 * one, scalar=softmax, cached=read)}
     if backward:
-        works["backward"] = Work(2 * states, BACKWARD * products, scalar=softmax, launches=3)
+        works["backward"] = Work(2 * states, 5 * one, scalar=softmax, cached=2 * read, launches=3)
     return works
 
 
-def training(layer: AttentionShape, dtype: str, text: Text, once_for: int = 1) -> dict[str, Work]:
-    """Pairwise gates with a carry per block of queries.
+def training(
+    layer: AttentionShape, dtype: str, text: Text, gates_per_head: bool = False
+) -> dict[str, Work]:
+    """Log keep as tiles, once for all heads, then attention over those that are alive.
 
-    `once_for`: how many query heads share one computation of a tile's scores. Each of the kernels
-    that need the gates computes the scores again, as T² of them would not fit into memory.
+    Backward, log keep is computed again, and three kernels compute the weights again: nine products
+    for flash attention's five. Tiles of 64 × 64, each read with log keep's 4 bytes a pair by every
+    head. `gates_per_head`: if a kernel had to compute them itself for each head, as a function that
+    modifies scores would.
     """
-    full = flash(layer, dtype, text)
-    times = layer.query_heads / once_for
-    scores, gate = (amount * text.pairs * text.alive for amount in (2 * text.rank, GATE))
+    pairs, heads = text.pairs * text.alive, layer.query_heads
+    states = state_bytes(layer, dtype, text)
     interaction = text.rows * text.length * text.rank * 2 * 4
-    carry = text.rows * text.length**2 / TILE / 2 * 4
-    forward, backward = (
-        Work(
-            work.bytes + interaction + carry,
-            work.tensor * text.alive,
-            times * scores,
-            work.scalar * text.alive + times * gate,
-            work.launches,
-        )
-        for work in full.values()
-    )
+    one, softmax = product(layer, pairs), SOFTMAX * heads * pairs
+    scores, gate, tiles = 2 * text.rank * pairs, GATE * pairs, 4 * pairs
+    read = tile_bytes(layer, dtype, pairs, TILE) + heads * tiles
+    keep = Work(interaction + tiles, scores=scores, scalar=gate)
+    more = (0.0, 0.0)
+    if gates_per_head:
+        keep = Work(interaction, scores=scores, scalar=gate)
+        more, read, tiles = (heads * scores, heads * gate), read - heads * tiles, 0.0
+
+    def attention(products: int, written: float = 0.0) -> Work:
+        scalar = softmax + more[1]
+        return Work(states + tiles + written, products * one, more[0], scalar, read)
+
     return {
-        "carry": Work(interaction + carry, scores=scores, scalar=gate),
-        "forward": forward,
-        "backward, q k v": backward,
-        # the attention's weights and their gradients once more, then two products into q_int, k_int
-        "backward, votes": Work(
-            2 * full["forward"].bytes + 2 * interaction + carry,
-            full["forward"].tensor * text.alive,
-            3 * scores,
-            full["forward"].scalar * text.alive + 2 * gate,
-            launches=2,
+        "log keep": keep,
+        "forward": attention(2),
+        "log keep, again": keep,
+        "gradients of queries": attention(3),
+        "gradients of keys and values": attention(4),
+        "gradients of log keep": attention(2, written=tiles),
+        "gradients of votes": Work(
+            3 * tiles + 2 * interaction, scores=3 * scores, scalar=gate, launches=2
         ),
     }
+
+
+FORWARD = ("log keep", "forward")
 
 
 def prefill(
@@ -85,22 +89,35 @@ def prefill(
     packed: a block of queries gathers its survivors; else whole blocks of keys are skipped, and
     of survivors that lie anywhere hardly a block is free: 1 − s^128 of them are not.
     """
-    full = flash(layer, dtype, text, backward=False)["forward"]
     share = 1 - sparsity if packed else 1 - sparsity**BLOCK
-    gathered = 0.0
-    if packed:
-        blocks = text.length / BLOCK
-        kept = (1 - sparsity) * text.length / 2
-        gathered = 2 * text.rows * blocks * kept * token_bytes(layer, dtype)
+    pairs, states = share * text.pairs, state_bytes(layer, dtype, text)
+    lists = 2 * 4 * pairs / TILE if packed else 0.0  # of keys: written, and read
     return {
-        # a stripe of keys is read until its last one is gone
+        # a block of keys is finished when its last one is gone
         "first drop": Work(
             text.rows * text.length * text.rank * 2 * 4, scores=2 * text.rank * text.pairs
         ),
-        "attention": Work(full.bytes + gathered, full.tensor * share, scalar=full.scalar * share),
+        "attention": Work(
+            states + lists,
+            2 * product(layer, pairs),
+            scalar=SOFTMAX * layer.query_heads * pairs,
+            cached=tile_bytes(layer, dtype, pairs, TILE if packed else BLOCK),
+            launches=2 if packed else 1,
+        ),
     }
 
 
-def _query_bytes(layer: AttentionShape, dtype: str) -> int:
-    """Of one token's queries and outputs."""
-    return layer.query_heads * (layer.key_size + layer.value_size) * BYTES[dtype]
+def product(layer: AttentionShape, pairs: float) -> float:
+    """FLOPs of one product of all heads: half of those that attention forward needs."""
+    return layer.query_heads * (layer.key_size + layer.value_size) * pairs
+
+
+def state_bytes(layer: AttentionShape, dtype: str, text: Text) -> float:
+    """Queries, keys, values and outputs."""
+    query = layer.query_heads * (layer.key_size + layer.value_size) * BYTES[dtype]
+    return text.rows * text.length * (token_bytes(layer, dtype) + query)
+
+
+def tile_bytes(layer: AttentionShape, dtype: str, pairs: float, block: int) -> float:
+    """Keys and values that every head reads anew for each block of queries."""
+    return layer.query_heads * (layer.key_size + layer.value_size) * BYTES[dtype] * pairs / block
