@@ -175,13 +175,14 @@ def compared(seen: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     rows = []
     layers = seen[CONTINUED].shape[1]
     for condition in CONDITIONS:
-        for layer in [*range(layers), "all"]:
+        for layer in range(layers + 1):
             own, base = (
-                values.mean(1) if layer == "all" else values[:, layer]
+                values.mean(1) if layer == layers else values[:, layer]
                 for values in (seen[condition], seen[CONTINUED])
             )
             row: dict[str, Any] = {
-                "condition": condition, "layer": layer, "n": len(own), "seen": float(own.mean())
+                "condition": condition, "layer": "all" if layer == layers else layer,
+                "n": len(own), "seen": float(own.mean()),
             }  # fmt: skip
             if condition != CONTINUED:
                 pairs = list(zip(own.tolist(), base.tolist(), strict=True))

@@ -44,7 +44,7 @@ def of_model(model: str) -> list[dict[str, Any]]:
     }
     rows: list[dict[str, Any]] = []
     for sparsity in (0.0, *SPARSITIES):
-        own = []
+        own: list[dict[str, Any]] = []
         for context in CONTEXTS:
             dense, speed = (per_second(held[share, context]) for share in (0.0, sparsity))
             own.append({
