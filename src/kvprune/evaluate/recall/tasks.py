@@ -17,7 +17,7 @@ from kvprune.evaluate.recall.words import CITIES, NOUNS
 FACT = "The secret number of the city of {city} is {number}."
 KEYS, VALUES, HOPS = 4, 4, 4  # cities with a number, numbers of one city, variables of a chain
 COMMON, TIMES, RARE = 3, 4, 10  # words to find, how often each is said, other words
-PASSAGE = 30  # words to repeat
+PASSAGE, GIVEN = 30, 5  # words to repeat, and how many of them the answer begins with
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ def copy(random: Random, depth: float, words: Sequence[str]) -> Puzzle:
         [(depth, f"Passage: {' '.join(words)} End of the passage.")],
         "This text contains a passage that you will be asked to repeat.",
         "Repeat the passage word for word.",
-        "Passage:",
-        tuple(words),
+        f"Passage: {' '.join(words[:GIVEN])}",
+        tuple(words[GIVEN:]),
         in_order=True,
     )
 
