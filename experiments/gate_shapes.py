@@ -3,7 +3,8 @@
     python -m experiments.gate_shapes          writes docs/results/gate_shapes.json and a figure
 
 The paper's Fig. sparse_sigmoid; no training. Right: keep of tokens at a distance, a random model of
-GPT-2 small's width reading random normal inputs, α = 1, as the paper draws it.
+GPT-2 small's width reading random normal inputs, α = 1, with He's initialisation as the paper draws
+it: N(0, 2/d), scores twice as wide as with ours, N(0, 1/d). The rows hold both.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ BETAS = (0.0, 1.0, 2.0, 4.0)
 DISTANCES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 WIDTH, RANK, T = 768, 64, 512
 QUANTILES = (0.1, 0.5, 0.9)
+HE, OURS = "He", "ours"
 
 
 def main() -> None:
@@ -32,26 +34,30 @@ def main() -> None:
               for shape in ("cosine", "linear")}  # fmt: skip
     x = torch.linspace(-2.5, 2.5, 401)
     shapes = {alpha: alpha_sigmoid(x, alpha) for alpha in ALPHAS}
-    reach = {beta: keep_by_distance(beta) for beta in BETAS}
+    reach = {(init, beta): keep_by_distance(init, beta) for init in (HE, OURS) for beta in BETAS}
     rows = [
         {
+            "init": init,
             "beta": beta,
             "distance": d,
             **{f"keep_{q:.0%}": v for q, v in zip(QUANTILES, values, strict=True)},
         }
-        for beta, by in reach.items()
+        for (init, beta), by in reach.items()
         for d, values in by.items()
     ]
     publish("gate_shapes", {"width": WIDTH, "rank": RANK, "tokens": T, "alpha": 1.0}, rows)
-    draw(progress, alphas, x, shapes, reach)
+    draw(progress, alphas, x, shapes, {beta: reach[HE, beta] for beta in BETAS})
 
 
-def keep_by_distance(beta: float) -> dict[int, list[float]]:
+def keep_by_distance(init: str, beta: float) -> dict[int, list[float]]:
     """Quantiles of keep[k, j] = Π gate[i, j] over j < i ≤ k, by k − j."""
     torch.manual_seed(0)
     interaction = Interaction(WIDTH, RANK, beta, torch.device("cpu"))
     hidden = torch.randn(T, WIDTH)
     with torch.no_grad():
+        if init == HE:
+            for linear in (interaction.query, interaction.key):
+                linear.weight.mul_(2**0.5)
         q, k = hidden @ interaction.query.weight.T, hidden @ interaction.key.weight.T
         log_gate = torch.nn.functional.logsigmoid(q @ k.T / RANK**0.5 + beta)
     past = torch.ones(T, T, dtype=torch.bool).tril(-1)
@@ -66,7 +72,7 @@ def draw(
     shapes: dict[float, Tensor],
     reach: dict[float, dict[int, list[float]]],
 ) -> None:
-    figure, axes = plot.panels(["α over a run", "The gate", "keep at the start, α = 1"])
+    figure, axes = plot.panels(["α over a run", "The gate", "keep at the start, α = 1, He"])
     for (name, values), style in zip(alphas.items(), ("-", ":"), strict=True):
         axes[0].plot(progress, values, style, color=plot.COLOURS[1], label=name)
     axes[0].set(xlabel="share of the run", ylabel="α")

@@ -8,7 +8,7 @@ At the paper's scale, on GPUs, for each γ and the baselines:
 
     R="accelerate launch -m kvprune train --recipe recipes/gpt2-small.yaml"
     $R --gamma 0.3 --out runs/0.3;  $R --method local --window 256 --out runs/local-256
-    kvprune eval perplexity runs/0.3 --data wikipedia --out results/0.3
+    kvprune eval perplexity runs/0.3 --held-out runs/0.3 --out results/0.3
 """
 
 from __future__ import annotations

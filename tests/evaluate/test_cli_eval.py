@@ -16,6 +16,9 @@ from kvprune.adapters.load import load_with_tokenizer
 from kvprune.cli import app
 from kvprune.evaluate.dense import dense_reference
 from kvprune.evaluate.perplexity.measure import perplexity
+from kvprune.text.held_out import held_out_tokens
+from kvprune.text.rows import DataConfig, load_rows
+from kvprune.train.recipe import make_recipe, to_yaml
 
 WORDS = ["the", "man", "went", "out", "into", "rain", "and", "came", "back", "with", "bread"]
 
@@ -71,6 +74,38 @@ def test_perplexity_options_reach_the_library(root):
     assert got["rows"] == want
     assert got["about"]["windows"] == 3
     assert "kl" not in got["rows"][0]
+
+
+def test_what_a_run_held_out_is_all_that_is_read(root, tmp_path):
+    words = random.Random(1)
+    texts = [" ".join(words.choices(WORDS, k=30)) for _ in range(20)]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "docs.jsonl").write_text(lines)
+    config = DataConfig((str(tmp_path / "docs.jsonl"),), 60, held_out=0.3)
+    tokenizer = model_folders.byte_tokenizer()
+    data = load_rows(config, tokenizer)
+    held = [tokenizer.decode(data.held_out.corpus.ids[a:b]) for a, b in data.held_out.spans]
+    trained = [tokenizer.decode(data.train.corpus.ids[a:b]) for a, b in data.train.spans]
+    assert 5 <= len(held) < len(held) + len(trained) == 20
+    ids = held_out_tokens(config, tokenizer)
+    assert tokenizer.decode(ids) == "".join(held)
+    args = ["perplexity", root / "model", "--adapter", root / "adapter", "--json", "--length", 60]
+    got = json.loads(cli(*args, "--data", tmp_path / "docs.jsonl", "--held-out", 0.3))
+    pruned = kvprune.load(root / "model", root / "adapter")
+    want = [row.to_dict() for row in perplexity(pruned, ids, length=60, dense="open")]
+    assert got["rows"] == want
+    # the same by the recipe in the folder of a run
+    recipe = make_recipe({"model": "m", "data": {"sources": config.sources, "length": 60,
+                                                 "held_out": 0.3}})  # fmt: skip
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/recipe.yaml").write_text(to_yaml(recipe))
+    assert json.loads(cli(*args, "--held-out", tmp_path / "run"))["rows"] == want
+    for wrong in ([], ["--held-out", 0.3],
+                  ["--held-out", tmp_path / "run", "--data", "x.txt"]):  # fmt: skip
+        with pytest.raises(PruneError, match="pass a text with --data, or the folder of a run"):
+            cli(*args, *wrong)
+    with pytest.raises(PruneError, match=r"neither a number .* nor the folder or recipe"):
+        cli(*args, "--held-out", tmp_path / "nowhere")
 
 
 def test_perplexity_saves_numbers_and_figures_and_resumes(root, tmp_path):

@@ -38,7 +38,7 @@ class Prefix:
     """Metrics after one prefix, the slow way: one pass per token."""
 
     def __init__(self, pruned: kvprune.Pruned, ids: Tensor, target: int):
-        n = len(ids)
+        self.n = n = len(ids)
         with torch.no_grad(), pruned.evaluating():
             log_p = pruned.model(ids[None]).logits[0, -1].double().log_softmax(-1)
             with pruned.dense():
@@ -83,6 +83,9 @@ def test_equals_reading_every_prefix(config):
         pairs = sum(k - 1 for k in range(1, n + 1)) if row is rows[-1] else n - 1
         want = sum(mean(p.gone) for p in at) / (2 * pairs) if pairs else 0.0
         assert row.sparsity == pytest.approx(want)
+        # of the tokens that were scored, by position; the first has nothing to drop
+        want = mean(mean(p.gone) / max(p.n - 1, 1) for p in inside)
+        assert row.sparsity_scored == pytest.approx(want)
     assert (rows[-1].sparsity > 0.05) == (config != "dense")
 
 
@@ -177,7 +180,7 @@ def test_the_dense_model_reads_once_for_several_methods():
 def test_a_model_without_logits_to_keep(monkeypatch):
     ids, options = random_ids(1, 41)[0], {"length": 20, "stride": 5, "dense": "open"}
     want = perplexity(attached(), ids, **options)
-    monkeypatch.setattr(Reader, "_can_skip", False)
+    monkeypatch.setattr(Reader, "can_skip", False)
     assert_same(perplexity(attached(), ids, **options), want, rel=1e-6)
 
 

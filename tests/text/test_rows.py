@@ -251,7 +251,7 @@ def test_wikipedia_by_name(tokenizer, monkeypatch):
     got = tokenise(["wikipedia"], tokenizer)
     assert got.ids.tolist() == plain(["one", "two"], tokenizer)
     assert hub.calls == [
-        ("wikimedia/wikipedia", "20231101.en", {"split": "train", "streaming": True})
+        ("legacy-datasets/wikipedia", "20220301.en", {"split": "train", "streaming": True})
     ]
 
 

@@ -26,6 +26,7 @@ PANELS = {
     ),
     "What is trained": (
         "tune", "interaction_lr", "base_lr", "lr_schedule", "warmup", "max_grad_norm", "average",
+        "init_std", "dropout",
         "distill", "teacher_cache", "lora_rank", "lora_alpha",
     ),
     "Steps": ("steps", "batch", "accumulation", "seed"),

@@ -35,12 +35,11 @@ class Reader:
         assert not (chunk and skip), "chunks come with all their logits"
         ids = ids.to(self.model.device)
         self.drop_step = None
-        # a cache is created for the currently active method
-        with self._mode():
-            cache = self._cache() if chunk else None
-        options = {"logits_to_keep": ids.shape[1] - skip} if skip and self._can_skip else {}
+        with self.mode():
+            cache = self.new_cache() if chunk else None
+        options = {"logits_to_keep": ids.shape[1] - skip} if skip and self.can_skip else {}
         for part in ids.split(chunk or ids.shape[1], dim=1):
-            with self._mode():
+            with self.mode():
                 out: Any = self.model(
                     input_ids=part, past_key_values=cache, use_cache=cache is not None, **options
                 )
@@ -49,15 +48,18 @@ class Reader:
             yield out.logits if options else out.logits[:, skip:]
 
     @property
-    def _can_skip(self) -> bool:
+    def can_skip(self) -> bool:
+        """Whether the model can leave out logits that nobody needs."""
         return "logits_to_keep" in inspect.signature(self.model.forward).parameters
 
-    def _cache(self) -> Any:
+    def new_cache(self) -> Any:
+        """An empty cache; create it in `mode`, as it is made for the active method."""
         if self.pruned is None:
             return DynamicCache(config=self.model.config)
         return PrunedCache(self.pruned, record=not self.gates_open)
 
-    def _mode(self) -> AbstractContextManager[None]:
+    def mode(self) -> AbstractContextManager[None]:
+        """While the model is called: eval mode, with its own gates or with all of them open."""
         if self.pruned is None:
             return evaluating(self.model)
         return as_base_model(self.pruned) if self.gates_open else self.pruned.evaluating()

@@ -20,9 +20,9 @@ from kvprune.errors import PruneError
 
 KNOWN = (".txt", ".txt.gz", ".md", ".jsonl", ".jsonl.gz", ".json", ".parquet")
 
-# the paper's corpora; its Wikipedia is of 2022-03-01, this is the nearest that is plain parquet
+# the paper's corpora
 NAMED = {
-    "wikipedia": "wikimedia/wikipedia:20231101.en",
+    "wikipedia": "legacy-datasets/wikipedia:20220301.en",
     "bookcorpus": "bookcorpus/bookcorpus:plain_text",
 }
 # a row of BookCorpus is a sentence, and the ends of the books are not marked

@@ -38,6 +38,10 @@ class TrainConfig:
     spread: Annotated[
         bool, "scale interaction weights and their rate up where a layer's inputs are small"
     ] = True
+    init_std: Annotated[
+        float | None,
+        "standard deviation of new interaction weights; by default 1/√width (authors' code: 0.02)",
+    ] = None
     base_lr: Annotated[float, "learning rate of all other weights; LoRA needs a higher one"] = 5e-5
     lr_schedule: Annotated[
         Literal["constant", "linear", "cosine"], "both rates over the run, after the warm-up"
@@ -60,9 +64,13 @@ class TrainConfig:
     steps: Annotated[int, "optimizer steps"] = 1000
     batch: Annotated[int, "rows per forward pass, on each device"] = 4
     accumulation: Annotated[int, "forward passes per step"] = 1
+    dropout: Annotated[
+        float | None, "dropout of the model's own layers; by default as in its config (GPT-2: 0.1)"
+    ] = None
     max_grad_norm: Annotated[float, "clip the gradient norm to this; 0: no clipping"] = 1.0
     checkpointing: Annotated[bool, "gradient checkpointing: less memory, a third slower"] = False
     bf16: Annotated[bool, "bfloat16 autocast; votes and losses stay float32"] = False
+    tf32: Annotated[bool, "float32 products in TF32, on GPUs that have it"] = False
     compile: Annotated[bool, "torch.compile the model"] = False
     log_every: Annotated[int, "steps between two logs"] = 10
     probe_every: Annotated[
@@ -87,6 +95,10 @@ class TrainConfig:
             check_number(self, name, integer=True, at_least=0)
         for name in ("gamma", "interaction_lr", "base_lr", "lora_alpha", "max_grad_norm"):
             check_number(self, name, at_least=0)
+        if self.init_std is not None:
+            check_number(self, "init_std", at_least=0)
+        if self.dropout is not None:
+            check_number(self, "dropout", at_least=0, at_most=0.99)
         for name in ("distill", "alpha_share"):
             check_number(self, name, at_least=0, at_most=1)
         check_alpha(self.alpha_start)
@@ -141,6 +153,8 @@ class TrainConfig:
         import torch
         from transformers import TrainingArguments
 
+        if self.tf32 and not torch.cuda.is_available():
+            raise PruneError("tf32 needs a GPU of NVIDIA; leave it out")
         scheduler = {"constant": "constant_with_warmup"}.get(self.lr_schedule, self.lr_schedule)
         given: dict[str, Any] = {
             "output_dir": str(folder),
@@ -157,6 +171,7 @@ class TrainConfig:
             # reentrant checkpointing keeps no graph from the loss to the gates
             "gradient_checkpointing_kwargs": {"use_reentrant": False},
             "bf16": self.bf16,
+            **({"tf32": True} if self.tf32 else {}),
             # without it, where there is no GPU, transformers refuses bfloat16, and each process of
             # torchrun would train alone, all into one folder
             "use_cpu": not torch.accelerator.is_available(),

@@ -34,9 +34,13 @@ def prepare(
             log.warning(advice)
         if config.distill and config.tune == "all" and teacher is None:
             teacher = frozen_copy(model)
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
         if config.tune == "lora":
             lora.add(model, config.lora_rank, config.lora_alpha)
         pruned = attach(model, config.method)
+        if config.init_std is not None:
+            rescale(pruned, config.init_std)
     if config.prunes and config.spread:
         factors = spread.factors(pruned)
         if pruned is not model:
@@ -45,6 +49,28 @@ def prepare(
         factors = torch.ones(len(pruned.layers))
     set_trainable(pruned.model, config.tune)
     return pruned, teacher, factors
+
+
+def set_dropout(model: PreTrainedModel, share: float) -> None:
+    """Drop this share of activations in training, in all of the model's own layers."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = share
+        # attention that drops by itself, by the names that transformers uses
+        for name in ("attention_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, share)
+
+
+@torch.no_grad()
+def rescale(pruned: Pruned, std: float) -> None:
+    """Give new interaction weights this standard deviation; the draw stays the same.
+
+    Scores of inputs of size 1 then have std²·width: 1 by default, 0.31 for 0.02 and a width of 768.
+    """
+    for interaction in pruned.interactions:
+        for linear in (interaction.query, interaction.key):
+            linear.weight.mul_(std * linear.in_features**0.5)  # type: ignore[union-attr, operator]
 
 
 def check_pruned(pruned: Pruned, config: TrainConfig, teacher: PreTrainedModel | None) -> None:

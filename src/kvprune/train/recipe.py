@@ -14,6 +14,7 @@ from kvprune.errors import PruneError
 from kvprune.text.config import DataConfig
 from kvprune.train.config import TrainConfig
 
+RECIPE = "recipe.yaml"  # in the folder of a run
 PARTS = ("model", "start", "data", "method", "train")
 
 

@@ -19,12 +19,11 @@ from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
 from kvprune.text.rows import load_rows
 from kvprune.train.checkpoints import last_whole_checkpoint
-from kvprune.train.recipe import Recipe, to_yaml
+from kvprune.train.recipe import RECIPE, Recipe, to_yaml
 from kvprune.train.target import missed_target
 from kvprune.train.trainer import PruningTrainer
 from kvprune.utils.files import write_atomically
 
-RECIPE = "recipe.yaml"
 # data settings that name files of this machine: not for a card
 LOCAL_PATHS = ("sources", "held_out_source", "cache_dir")
 

@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 
 def perplexity(
     model: ModelName,
-    data: Annotated[str, typer.Option(help="Text: a file, folder, pattern or hub dataset.")],
+    data: Annotated[
+        str | None, typer.Option(help="Text: a file, folder, pattern or hub dataset.")
+    ] = None,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder or recipe of a run: read only what it held out. Or a share or rows: "
+            "read that part of --data."
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(help="Take at most this many of --data, as training did.", min=1)
+    ] = None,
     adapter: AdapterName = None,
     length: Annotated[
         int | None,
@@ -72,7 +84,8 @@ def perplexity(
     keep_memory()
     with launched() as group:
         measured = run(
-            model, data, adapter=adapter, length=length, stride=stride, contexts=sizes,
+            model, data, held_out=held_out, max_tokens=max_tokens, adapter=adapter,
+            length=length, stride=stride, contexts=sizes,
             max_windows=max_windows, dense=dense, dense_model=dense_model, path=path, chunk=chunk,
             batch=batch, text_field=text_field, dtype=dtype, device=device, out=out, group=group,
         )  # fmt: skip
@@ -88,7 +101,7 @@ def perplexity(
 
 def _show(measured: Measured) -> None:
     about, rows = measured.about, measured.rows
-    names = ["context", "tokens", "perplexity", "pruned"]
+    names = ["context", "tokens", "perplexity", "pruned at it", "pruned, mean"]
     if rows[0].kl is not None:
         names += ["dense perplexity", "KL", "same token"]
     title = f"{about['windows']} windows of {about['length']} tokens"
@@ -99,7 +112,10 @@ def _show(measured: Measured) -> None:
 
 
 def _cells(row: AtContext) -> list[str]:
-    cells = [str(row.context), f"{row.tokens:,}", f"{row.perplexity:.2f}", f"{row.sparsity:.1%}"]
+    scored = "" if row.sparsity_scored is None else f"{row.sparsity_scored:.1%}"
+    cells = [
+        str(row.context), f"{row.tokens:,}", f"{row.perplexity:.2f}", f"{row.sparsity:.1%}", scored
+    ]  # fmt: skip
     if row.dense_perplexity is not None and row.kl is not None and row.same is not None:
         cells += [f"{row.dense_perplexity:.2f}", f"{row.kl:.4f}", f"{row.same:.1%}"]
     return cells

@@ -31,7 +31,9 @@ class AtContext:
     """How well tokens are predicted from contexts in (the previous size, this size].
 
     `sparsity` is at exactly this size: the share of the n − 1 earlier tokens that the n-th one
-    cannot see, over layers and windows. In the row "all" it is over all pairs.
+    cannot see, over layers and windows. In the row "all" it is over all pairs. `sparsity_scored` is
+    of the tokens that the perplexity is of: the mean of that share over their positions, so that
+    both cover the same ones. A context of 512 to 1,024 prunes less on the way than at its end.
     """
 
     context: int | Literal["all"]
@@ -39,6 +41,7 @@ class AtContext:
     loss: float  # mean, in nats
     perplexity: float
     sparsity: float
+    sparsity_scored: float | None = None  # None: from points of an earlier version
     dense_perplexity: float | None = None
     kl: float | None = None  # mean KL(dense ‖ pruned), in nats
     same: float | None = None  # share of tokens where both models predict the same next token
@@ -206,6 +209,10 @@ def _sums(
         # at the size itself, not in its bin
         sums[name] = [float(values[stop - 1]) for _, stop in bins]
         sums[name].append(float(values[windows.first :].sum()))
+    # the first token has nothing to drop
+    shares = dropped / pairs.clamp(min=1) * len(windows)
+    sums["shares"] = [float(shares[span].sum()) for span in spans]
+    sums["positions"] = [float(len(windows) * len(shares[span])) for span in spans]
     return sums
 
 
@@ -263,6 +270,7 @@ def _rows(bins: list[tuple[int, int]], parts: Sequence[dict[str, Any]]) -> list[
                 loss=mean["loss"],
                 perplexity=_exp(mean["loss"]),
                 sparsity=sums["dropped"] / sums["pairs"] if sums["pairs"] else 0.0,
+                sparsity_scored=sums["shares"] / sums["positions"] if "shares" in sums else None,
                 dense_perplexity=_exp(mean["dense_loss"]) if compared else None,
                 kl=mean.get("kl"),
                 same=mean.get("same"),

@@ -22,8 +22,11 @@ from kvprune.evaluate.perplexity.measure import AtContext, perplexity
 from kvprune.evaluate.points import Points
 from kvprune.integration.handle import Pruned
 from kvprune.integration.host import max_positions
+from kvprune.text.config import DataConfig
+from kvprune.text.held_out import held_out_tokens, share
 from kvprune.text.tokens import tokenise
 from kvprune.text.windows import Windows, cut
+from kvprune.train.recipe import RECIPE, read_recipe
 from kvprune.utils import plot
 from kvprune.utils.files import write_atomically
 from kvprune.utils.processes import ALONE, Group
@@ -48,8 +51,10 @@ class Measured:
 
 def run(
     model: str,
-    data: str,
+    data: str | None = None,
     *,
+    held_out: str | None = None,
+    max_tokens: int | None = None,
     adapter: str | None = None,
     length: int | None = None,
     stride: int | None = None,
@@ -71,7 +76,15 @@ def run(
     The points are the sums of each batch. An interrupted run resumes after them; with other
     weights, another text or other settings it refuses to. Processes of a `group` share the
     windows, and all return the same.
+
+    `held_out` is the folder or recipe of a run, to read what it held out; or what its held_out was,
+    to read the same part of `data`.
     """
+    if (data is None) == (held_out is None or share(held_out) is not None):
+        raise PruneError(
+            "pass a text with --data, or the folder of a run with --held-out to read what it held "
+            "out of training"
+        )
     if out is not None:
         plot.need_matplotlib()
 
@@ -84,7 +97,8 @@ def run(
                 f"windows of {tokens} tokens do not fit into the {limit} positions of {model}; "
                 f"lower --length"
             )
-        ids = _text(loaded, data, text_field, tokens, stride, max_windows)
+        source = TextSource(data, text_field, held_out, max_tokens)
+        ids = _text(loaded, source, tokens, stride, max_windows)
         reference = dense_reference(loaded, dense_model, dtype, device) if dense else None
         return loaded, ids, cut(ids, tokens, stride, max_windows), reference, tokens
 
@@ -95,7 +109,8 @@ def run(
         "method": to_dict(loaded.model.config) if isinstance(loaded.model, Pruned) else None,
         "weights": identity(loaded.host),
         "dense": reference if not isinstance(reference, torch.nn.Module) else identity(reference),
-        "data": data,
+        "data": data or held_out,
+        **({} if held_out is None else {"held_out": held_out, "max_tokens": max_tokens}),
         "length": length,
         "stride": stride,
         "contexts": None if contexts is None else sorted(set(contexts)),
@@ -117,20 +132,44 @@ def run(
     return measured
 
 
+@dataclass(frozen=True)
+class TextSource:
+    """A text by name, and which part of it."""
+
+    data: str | None
+    field: str
+    held_out: str | None
+    max_tokens: int | None
+
+    def recipe(self, length: int) -> DataConfig:
+        """What is held out, as training describes it."""
+        assert self.held_out is not None
+        part = share(self.held_out)
+        if part is None:
+            file = Path(self.held_out)
+            return read_recipe(file / RECIPE if file.is_dir() else file).data
+        assert self.data is not None
+        return DataConfig(
+            (self.data,), length, held_out=part, text_field=self.field, max_tokens=self.max_tokens
+        )
+
+
 def _text(
-    loaded: Loaded,
-    data: str,
-    text_field: str,
-    length: int,
-    stride: int | None,
-    max_windows: int | None,
+    loaded: Loaded, source: TextSource, length: int, stride: int | None, max_windows: int | None
 ) -> Tensor:
     """The tokens of the source, or as many as the windows need."""
     need = None if max_windows is None else (max_windows - 1) * (stride or length) + length + 1
-    tokens = tokenise((data,), loaded.tokenizer, text_field=text_field, max_tokens=need)
-    if len(tokens.ids) < length:
-        raise PruneError(
-            f"{data} has {len(tokens.ids)} tokens, fewer than the {length} of one window; lower "
-            f"--length or add text"
+    if source.held_out is not None:
+        ids = held_out_tokens(source.recipe(length), loaded.tokenizer)[:need]
+    else:
+        most = min((n for n in (need, source.max_tokens) if n is not None), default=None)
+        tokens = tokenise(
+            (str(source.data),), loaded.tokenizer, text_field=source.field, max_tokens=most
         )
-    return torch.from_numpy(tokens.ids.astype("int64"))
+        ids = torch.from_numpy(tokens.ids.astype("int64"))
+    if len(ids) < length:
+        raise PruneError(
+            f"{source.data or source.held_out} has {len(ids)} tokens, fewer than the {length} of "
+            f"one window; lower --length or add text"
+        )
+    return ids
