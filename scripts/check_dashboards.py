@@ -44,7 +44,9 @@ def served() -> dict[str, set[str]]:
     status = SimpleNamespace(
         rows=(), bytes=1, budget=2, prefix_bytes=0, kept_by_layer=(1, 2), counters=counters
     )
-    engine: Any = SimpleNamespace(name="model", alive=True, status=lambda: status)
+    engine: Any = SimpleNamespace(
+        name="model", models=("model",), alive=True, status=lambda: status
+    )
     metrics = Metrics(engine)
     metrics.answered(200)
     names: dict[str, set[str]] = {}
