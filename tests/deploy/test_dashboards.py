@@ -46,7 +46,7 @@ def test_names_of_every_kind_of_metric(check):
     assert names["kvprune:engine_alive"] == set()
     assert names["kvprune:kv_slots_live"] == {"layer"}
     assert names["kvprune:http_responses_total"] == {"status"}
-    assert names["kvprune:request_success_total"] == {"finished_reason"}
+    assert names["kvprune:request_success_total"] == {"finished_reason", "model"}
     assert names["kvprune:time_to_first_token_seconds_bucket"] == {"le"}
     assert "kvprune:time_to_first_token_seconds" not in names
     assert "kvprune:http_responses" not in names
