@@ -47,7 +47,7 @@ def test_names_of_every_kind_of_metric(check):
     assert names["kvprune:kv_slots_live"] == {"layer"}
     assert names["kvprune:http_responses_total"] == {"status"}
     assert names["kvprune:request_success_total"] == {"finished_reason", "model"}
-    assert names["kvprune:time_to_first_token_seconds_bucket"] == {"le"}
+    assert names["kvprune:time_to_first_token_seconds_bucket"] == {"le", "model"}
     assert "kvprune:time_to_first_token_seconds" not in names
     assert "kvprune:http_responses" not in names
 

@@ -172,12 +172,12 @@ class SnapshotFolder:
         """Every file with its bytes, and when it was written or, on a disk, last used."""
         if self._local:
             # not by fsspec, which leaves out a folder in which a file has just been renamed
-            for entry in (e for g in os.scandir(self._root) if g.is_dir() for e in os.scandir(g)):
+            for entry in Path(self._root).glob("*/*"):
                 with suppress(FileNotFoundError):
                     about = entry.stat()
                     in_work = entry.name.startswith(".") and time.time() - about.st_mtime < WORK
                     if not in_work:
-                        yield entry.path, (about.st_size, about.st_mtime)
+                        yield str(entry), (about.st_size, about.st_mtime)
             return
         self._fs.invalidate_cache(self._root)
         for path, about in self._fs.find(self._root, detail=True).items():
