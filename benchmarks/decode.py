@@ -4,7 +4,8 @@ import statistics
 
 import harness
 from kvprune.evaluate.throughput.bfloat16 import is_emulated
-from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper
+from kvprune.integration.row_lora import twin
 from models import attached, gpt2, llama, survivors
 
 CONTEXT, SPARSITY, STEPS = 1000, 0.8, 4

@@ -4,8 +4,8 @@ import statistics
 
 import harness
 from kvprune.evaluate.throughput.bfloat16 import is_emulated
-from kvprune.evaluate.throughput.decoding import twin
 from kvprune.evaluate.throughput.rigged import aim_by_layer
+from kvprune.integration.row_lora import twin
 
 
 def main() -> None:

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import urllib.request
 import pytest
 
 import model_folders
-from kvprune.adapters.ready import served_name
+from kvprune.adapters.ready import load_served, served_name
+from kvprune.cli.names import check_models
 from kvprune.errors import PruneError
 from kvprune.serve.sockets import bind
 
@@ -113,3 +115,21 @@ def test_from_start_to_sigterm(tmp_path):
     finally:
         process.kill()
         process.wait()
+
+
+def test_several_adapters_of_one_base(tmp_path):
+    model_folders.save(tmp_path)
+    names = [str(tmp_path / name) for name in ("model", "adapter")]
+    rest = (None, "auto", "cpu", None, lambda words: None, None)
+    with pytest.raises(PruneError, match="protect_recent is for one model, and 2 are named"):
+        load_served(names, *rest, threshold=None, protect_recent=3)
+    with pytest.raises(PruneError, match="is named twice"):
+        check_models([names[0], *names])
+    served = load_served(names, *rest, threshold=None, protect_recent=None)
+    assert [(name, pruned.working.prunes) for name, pruned in served.items()] == [
+        ("model", False), ("adapter", True),
+    ]  # fmt: skip
+    shutil.copytree(names[1], tmp_path / "other" / "adapter")
+    names.append(str(tmp_path / "other" / "adapter"))
+    with pytest.raises(PruneError, match="two have the same name"):
+        load_served(names, *rest)

@@ -50,8 +50,8 @@ def test_names_of_every_kind_of_metric(check):
     assert names["kvprune:engine_alive"] == set()
     assert names["kvprune:kv_slots_live"] == {"layer"}
     assert names["kvprune:http_responses_total"] == {"status"}
-    assert "finished_reason" in names["kvprune:request_success_total"]
-    assert "le" in names["kvprune:time_to_first_token_seconds_bucket"]
+    assert names["kvprune:request_success_total"] == {"finished_reason", "model"}
+    assert names["kvprune:time_to_first_token_seconds_bucket"] == {"le", "model"}
     assert "kvprune:time_to_first_token_seconds" not in names
     assert "kvprune:http_responses" not in names
 

@@ -19,10 +19,11 @@ from kvprune.evaluate.throughput import run as throughput
 from kvprune.evaluate.throughput import timing
 from kvprune.evaluate.throughput.budgets import BASELINES, budgeted
 from kvprune.evaluate.throughput.contestants import ideal, realistic, rows_of
-from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, stepper
 from kvprune.evaluate.throughput.models import ModelPair, load_pair
 from kvprune.evaluate.throughput.rigged import steady_votes
 from kvprune.evaluate.throughput.run import Sweep, default_contexts, settings
+from kvprune.integration.row_lora import twin
 
 NOTHING_FITS = 1
 

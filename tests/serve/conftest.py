@@ -1,3 +1,4 @@
+import logging
 import threading
 
 import pytest
@@ -27,3 +28,16 @@ def url(engine):
     """The address of a real server."""
     with serving(engine) as (address, _):
         yield address
+
+
+@pytest.fixture
+def said():
+    """The warnings of the server, as a list; one that ran before may have silenced its log."""
+    log, words = logging.getLogger("kvprune.serve"), []
+    handler, level = logging.Handler(), log.level
+    handler.emit = lambda record: words.append(record.getMessage())
+    log.addHandler(handler)
+    log.setLevel(logging.WARNING)
+    yield words
+    log.setLevel(level)
+    log.removeHandler(handler)

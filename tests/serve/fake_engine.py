@@ -45,6 +45,7 @@ class FakeEngine:
         )
         self.vocabulary = len(self.tokenizer)
         self.alive, self.ready, self.failure = True, True, ""
+        self.others: tuple[str, ...] = ()  # models beside the first
         self.requests: list[Request] = []
         self.cancelled: list[str] = []
         self.running: dict[str, tuple] = {}
@@ -57,6 +58,10 @@ class FakeEngine:
         self._steps = 0
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
+
+    @property
+    def models(self):
+        return (self.name, *self.others)
 
     def start(self):
         self._thread = threading.Thread(target=self._run, name="fake-engine")
@@ -108,9 +113,10 @@ class FakeEngine:
     def trace_page(self, id):
         return self.pages.get(id)
 
-    def pin(self, prompt, settings, salt, sink):
+    def pin(self, prompt, settings, salt, sink, model=""):
         id = f"prefix-{len(self.pinned)}"
         self.pinned[id] = {"id": id, "tokens": len(prompt), "bytes": 7, "pinned": True, "hits": 0}
+        self.pinned[id]["model"] = model
         sink([Event(0, finish="length", usage=Usage(len(prompt), 0))])
 
     def prefixes(self):

@@ -26,6 +26,33 @@ def test_model_names_may_have_slashes(engine):
         assert api.get("/v1/models/owner/model").json()["id"] == "owner/model"
 
 
+def test_several_models(engine):
+    engine.others = ("b", "dense")
+    with calling(engine) as api:
+        listed = api.get("/v1/models").json()["data"]
+        assert [model["id"] for model in listed] == ["fake", "b", "dense"]
+        assert api.get("/v1/models/dense").json() == listed[2]
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        bodies = {"/v1/completions": {"prompt": "hi"}, "/v1/chat/completions": chat}
+        for path, body in bodies.items():
+            for asked, served in ((None, "fake"), ("b", "b"), ("dense", "dense")):
+                answer = api.post(path, json={**body, "model": asked, "max_tokens": 2}).json()
+                assert (answer["model"], engine.requests[-1].model) == (served, served)
+            wrong = api.post(path, json={**body, "model": "c"})
+            assert is_error(wrong, 404, "model", "model_not_found")
+            assert "'fake', 'b', 'dense'" in wrong.json()["error"]["message"]
+        api.post("/v1/prefixes", json={"prompt": "hello", "model": "dense"})
+        assert engine.pinned["prefix-0"]["model"] == "dense"
+        assert is_error(api.post("/v1/prefixes", json={"prompt": "hi", "model": "c"}), 404)
+        found = values(api)
+    assert found["kvprune:time_to_first_token_seconds_count", "b"] == 2
+    assert found["kvprune:request_prompt_tokens_count", "dense"] == 2
+    assert {key[1] for key in found if key[0] == "kvprune:num_requests_running"} == {
+        "fake", "b", "dense"
+    }  # fmt: skip
+    assert found["kvprune:info", "dense", __version__] == 1
+
+
 def test_tokens(api, engine):
     found = api.post("/tokenize", json={"prompt": "aé", "return_token_strs": True}).json()
     assert found["count"] == 3
@@ -69,16 +96,16 @@ def test_metrics(api):
     api.get("/nothing")
     after = values(api)
     grown = {key: after[key] - before.get(key, 0) for key in after}
-    assert grown["kvprune:time_to_first_token_seconds_count",] == 2
-    assert grown["kvprune:e2e_request_latency_seconds_count",] == 2
-    assert grown["kvprune:inter_token_latency_seconds_count",] == 2 * 2 * 2
-    assert grown["kvprune:request_generation_tokens_sum",] == 12
-    assert grown["kvprune:request_prompt_tokens_sum",] == 5
+    assert grown["kvprune:time_to_first_token_seconds_count", "fake"] == 2
+    assert grown["kvprune:e2e_request_latency_seconds_count", "fake"] == 2
+    assert grown["kvprune:inter_token_latency_seconds_count", "fake"] == 2 * 2 * 2
+    assert grown["kvprune:request_generation_tokens_sum", "fake"] == 12
+    assert grown["kvprune:request_prompt_tokens_sum", "fake"] == 5
     assert grown["kvprune:http_responses_total", "404"] == 1
     assert after["kvprune:kv_bytes_budget",] == 1000
     assert after["kvprune:snapshots_bytes",] == 50
-    assert after["kvprune:num_preemptions_total",] == 1
-    assert after["kvprune:prefix_cache_hits_total",] == 3
+    assert after["kvprune:num_preemptions_total", "fake"] == 1
+    assert after["kvprune:prefix_cache_hits_total", "fake"] == 3
     assert after["kvprune:tokens_dropped_total", "1"] == 4
     assert after["kvprune:kv_slots_live", "0"] == 2
     assert after["kvprune:info", "fake", __version__] == 1
@@ -88,7 +115,7 @@ class Notes:
     def __init__(self):
         self.seen = []
 
-    def observe(self, name, value):
+    def observe(self, name, value, model):
         self.seen.append((name.removesuffix("_seconds"), value))
 
 

@@ -24,7 +24,7 @@ class Memory:
     def copies(self):
         return 0
 
-    def slot(self):
+    def slot(self, row):
         return SLOT
 
     def read(self, row, tokens, share):

@@ -1,10 +1,10 @@
-"""Fold a saved LoRA into a model's weights without peft, which takes longer than the model."""
+"""A saved LoRA folded into a model's weights, or beside them: without peft, which takes longer."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from safetensors.torch import load_file
@@ -12,7 +12,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from kvprune.adapters.lora import CONFIG, WEIGHTS
+from kvprune.errors import PruneError
+from kvprune.integration.row_lora import put_beside
 
+Pair: TypeAlias = tuple[nn.Linear, Tensor, Tensor]
 PREFIX, A, B = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 # settings of peft that change nothing about W + B A · alpha / r; any other that is set does
 HARMLESS = frozenset({
@@ -33,11 +36,10 @@ def fold(model: PreTrainedModel, folder: Path) -> bool:
     False, and nothing is changed, if it is not a plain LoRA on linear layers of this model: peft
     knows the other kinds, and says what is wrong with the rest.
     """
-    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-    pairs = _pairs(model, load_file(folder / WEIGHTS)) if _is_plain(config) else None
-    if pairs is None:
+    found = _read(model, folder)
+    if found is None:
         return False
-    scaling = config["lora_alpha"] / config["r"]
+    pairs, scaling = found
     for linear, down, up in pairs:
         # not in place: the weights are pages of their file, and to copy each one as it is written
         # to takes five times as long as to fill a new tensor
@@ -46,14 +48,34 @@ def fold(model: PreTrainedModel, folder: Path) -> bool:
     return True
 
 
+@torch.no_grad()
+def lay_beside(model: PreTrainedModel, folder: Path) -> None:
+    """Put the LoRA in the folder beside the weights, which other models may use too."""
+    found = _read(model, folder)
+    output = model.get_output_embeddings()
+    if found is None or any(linear is output for linear, _, _ in found[0]):
+        raise PruneError(
+            f"the LoRA in {folder} is not a plain one on the linear layers before the output, so "
+            f"it cannot share its base with other adapters; serve it by itself"
+        )
+    pairs, scaling = found
+    for linear, down, up in pairs:
+        put_beside(linear, down, up * scaling)
+
+
+def _read(model: PreTrainedModel, folder: Path) -> tuple[list[Pair], float] | None:
+    """Layers with their factors, and the scale; None unless it is plain LoRA on linear layers."""
+    config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    pairs = _pairs(model, load_file(folder / WEIGHTS)) if _is_plain(config) else None
+    return None if pairs is None else (pairs, config["lora_alpha"] / config["r"])
+
+
 def _is_plain(config: dict[str, Any]) -> bool:
     set_otherwise = {name for name, value in config.items() if value and name not in HARMLESS}
     return config.get("peft_type") == "LORA" and config.get("bias") == "none" and not set_otherwise
 
 
-def _pairs(
-    model: PreTrainedModel, tensors: dict[str, Tensor]
-) -> list[tuple[nn.Linear, Tensor, Tensor]] | None:
+def _pairs(model: PreTrainedModel, tensors: dict[str, Tensor]) -> list[Pair] | None:
     """Each linear layer with its two factors in float32; None if one of them does not fit."""
     modules = dict(model.named_modules())
     names = {name.removesuffix(A) for name in tensors if name.endswith(A)}

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from kvprune.adapters import lora
-from kvprune.adapters.fold import fold
+from kvprune.adapters.fold import fold, lay_beside
 from kvprune.adapters.pretrained import check_present, load_base, load_tokenizer
 from kvprune.adapters.resolve import (
     Location,
@@ -138,7 +138,20 @@ def _load_adapter(location: Location, merge: bool, dtype: str) -> Pruned:
     return pruned
 
 
-def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: str) -> Pruned:
+def attach_beside(model: PreTrainedModel, path: str | Path) -> Pruned:
+    """The same onto a model that shares its weights: its LoRA stays beside them."""
+    file = adapter_file(path)
+    if is_full_model(file.parent):
+        raise PruneError(f"{path} holds a full fine-tuned model, which shares no weights")
+    pruned = _attach_file(model, file, False, "auto", beside=True)
+    # a file of it would lack the LoRA
+    pruned.merged, pruned.has_base = True, False
+    return pruned
+
+
+def _attach_file(
+    model: PreTrainedModel | str, file: Path, merge: bool, dtype: str, beside: bool = False
+) -> Pruned:
     """Attach the saved file, and the LoRA in its folder, to a model or to a base by name."""
     about, tensors = read_file(file)
     config = from_dict(about["config"])
@@ -152,6 +165,9 @@ def _attach_file(model: PreTrainedModel | str, file: Path, merge: bool, dtype: s
                 f"model has {actual[key]!r}; load it into the model that it was trained on"
             )
     with_lora = lora.is_saved_in(file.parent)
+    if with_lora and beside:
+        lay_beside(model, file.parent)
+        with_lora = False
     merged = with_lora and merge
     if merged and not lora.has_lora(model) and fold(model, file.parent):
         with_lora = False

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,12 @@ from kvprune.errors import PruneError
 from kvprune.utils.files import write_atomically
 
 FORMAT = "kvprune snapshot 1"
+
+# what reading a damaged file may raise
+BROKEN = (
+    SafetensorError, OSError, ValueError, KeyError, IndexError, TypeError, AttributeError,
+    OverflowError,
+)  # fmt: skip
 
 # what a layer holds of a row, by name
 State = Mapping[str, Tensor]
@@ -53,9 +60,26 @@ class Snapshot:
                 f"or load what it was made with"
             )
 
-    def save(self, path: str | Path) -> Path:
-        """Write it as one safetensors file."""
-        file = Path(path)
+    def is_like(self, other: Snapshot) -> bool:
+        """Whether it has the same layers and columns, of the same dtypes and widths."""
+        return len(self.layers) == len(other.layers) and all(
+            self._fits(own, theirs) for own, theirs in zip(self.layers, other.layers, strict=True)
+        )
+
+    def _fits(self, own: State, theirs: State) -> bool:
+        """Of as many tokens as its layer kept, no more than were read."""
+        if own.keys() - {"drop_step"} != theirs.keys() - {"drop_step"}:
+            return False
+        kept = len(own["token"]) if own["token"].dim() else -1
+        return 0 <= kept <= self.tokens and all(
+            x.shape == (self.tokens,)
+            if name == "drop_step"
+            else x.dtype is theirs[name].dtype and x.shape == (kept, *theirs[name].shape[1:])
+            for name, x in own.items()
+        )
+
+    def to_bytes(self) -> bytes:
+        """As one safetensors file."""
         tensors = {
             f"{kind}.{index}.{name}": tensor.contiguous()
             for kind in ("layers", "others")
@@ -69,10 +93,23 @@ class Snapshot:
             "fingerprint": dict(self.fingerprint),
             "notes": dict(self.notes),
         }
-        metadata = {"format": FORMAT, "about": json.dumps(about)}
+        return safetensors.torch.save(tensors, {"format": FORMAT, "about": json.dumps(about)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes, name: str = "this") -> Snapshot:
+        """Read what `to_bytes` wrote; `name`: for an error."""
+        with _complaining(name):
+            # safetensors reads tensors from bytes, but not the words beside them
+            size = int.from_bytes(data[:8], "little")
+            metadata = json.loads(data[8 : 8 + size]).get("__metadata__", {})
+            return cls._made(name, metadata, safetensors.torch.load(data))
+
+    def save(self, path: str | Path) -> Path:
+        """Write it as one safetensors file."""
+        file = Path(path)
         if not file.parent.is_dir():
             raise PruneError(f"cannot save {file}: there is no folder {file.parent}; make it first")
-        write_atomically(file, safetensors.torch.save(tensors, metadata))
+        write_atomically(file, self.to_bytes())
         return file
 
     @classmethod
@@ -81,32 +118,44 @@ class Snapshot:
         file = Path(path)
         if not file.is_file():
             raise PruneError(f"there is no snapshot {file}; Snapshot.save writes one")
-        try:
-            with safe_open(file, framework="pt") as opened:
-                metadata = opened.metadata() or {}
-                if metadata.get("format") != FORMAT:
-                    raise PruneError(
-                        f"{file} is not of the format {FORMAT!r} but {metadata.get('format')!r}; "
-                        f"write it again with this version"
-                    )
-                about = json.loads(metadata["about"])
-                states: dict[str, list[dict[str, Tensor]]] = {
-                    kind: [{} for _ in range(about[kind])] for kind in ("layers", "others")
-                }
-                for key in opened.keys():  # noqa: SIM118, not a dict
-                    kind, index, name = key.split(".")
-                    states[kind][int(index)][name] = opened.get_tensor(key)
-            return cls(
-                about["tokens"], tuple(states["layers"]), tuple(states["others"]),
-                about["fingerprint"], about["notes"],
-            )  # fmt: skip
-        except PruneError:
-            raise
-        except (SafetensorError, OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            raise PruneError(f"{file} is not a snapshot or is damaged: {error}") from error
+        with _complaining(file), safe_open(file, framework="pt") as opened:
+            tensors = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118
+            return cls._made(file, opened.metadata() or {}, tensors)
+
+    @classmethod
+    def _made(
+        cls, name: str | Path, metadata: Mapping[str, str], tensors: Mapping[str, Tensor]
+    ) -> Snapshot:
+        if metadata.get("format") != FORMAT:
+            raise PruneError(
+                f"{name} is not of the format {FORMAT!r} but {metadata.get('format')!r}; write it "
+                f"again with this version"
+            )
+        about = json.loads(metadata["about"])
+        states: dict[str, list[dict[str, Tensor]]] = {
+            kind: [{} for _ in range(about[kind])] for kind in ("layers", "others")
+        }
+        for key, tensor in tensors.items():
+            kind, index, column = key.split(".")
+            states[kind][int(index)][column] = tensor
+        return cls(
+            about["tokens"], tuple(states["layers"]), tuple(states["others"]),
+            about["fingerprint"], about["notes"],
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"Snapshot({self.tokens} tokens, {self.nbytes} bytes)"
+
+
+@contextmanager
+def _complaining(name: str | Path) -> Iterator[None]:
+    """Whatever is wrong with a file, one error says so."""
+    try:
+        yield
+    except PruneError:
+        raise
+    except BROKEN as error:
+        raise PruneError(f"{name} is not a snapshot or is damaged: {error}") from error
 
 
 def _short(value: Any) -> str:

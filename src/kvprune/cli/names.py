@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from kvprune.errors import PruneError
+
 HELP = "A folder, or a name: hub or kvprune models."
 
 
@@ -16,6 +18,15 @@ def check_model(name: str | None) -> str | None:
 
         check_present(name)
     return name
+
+
+def check_models(names: list[str]) -> list[str]:
+    """The same for several, which must be different."""
+    for name in names:
+        check_model(name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise PruneError(f"{twice[0]} is named twice; name each model once")
+    return names
 
 
 def check_config(name: str) -> str:
@@ -41,4 +52,11 @@ ConfigName = Annotated[str, typer.Argument(help=HELP, callback=check_config)]
 OptionalModelName = Annotated[str | None, typer.Argument(help=HELP, callback=check_model)]
 AdapterName = Annotated[
     str | None, typer.Option(help="A folder that Pruned.save wrote.", callback=check_adapter)
+]
+ModelNames = Annotated[
+    list[str],
+    typer.Argument(
+        help=f"{HELP} Several: adapters of one base, which clients choose from by name.",
+        callback=check_models,
+    ),
 ]

@@ -6,13 +6,14 @@ import importlib.util
 import ipaddress
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from kvprune.adapters.ready import load_ready, served_name
+from kvprune.adapters.ready import load_served, served_name
 from kvprune.cli import generation
-from kvprune.cli.names import AdapterName, ModelName
+from kvprune.cli.names import AdapterName, ModelNames
 from kvprune.cli.replicas import Cpus, Replicas, check_ray, ray_options, serve_replicas
 from kvprune.cli.starting import starting
 from kvprune.errors import PruneError
@@ -44,6 +45,11 @@ def _check_prefix_budget(size: str | None) -> str | None:
     return size
 
 
+def _check_snapshot_limit(size: str) -> str:
+    in_bytes(size, "--snapshot-limit")
+    return size
+
+
 def _check_keys(keys: list[str] | None) -> list[str]:
     if any(not key.strip() or not key.isascii() for key in keys or []):
         raise PruneError("an --api-key is empty or not ASCII; give at least one character")
@@ -51,7 +57,7 @@ def _check_keys(keys: list[str] | None) -> list[str]:
 
 
 def serve(
-    model: ModelName,
+    model: ModelNames,
     adapter: AdapterName = None,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0: all of this machine.")
@@ -89,6 +95,18 @@ def serve(
             callback=_check_prefix_budget,
         ),
     ] = None,
+    snapshots: Annotated[
+        str | None,
+        typer.Option(
+            help="Keep prefixes here, too: a folder, or a URL such as s3://bucket/prefix. A later "
+            "server, or another one, goes on from them. Encrypted if KVPRUNE_SNAPSHOT_KEY is set.",
+            metavar="URL",
+        ),
+    ] = None,
+    snapshot_limit: Annotated[
+        str,
+        typer.Option(help="The most bytes there.", metavar="SIZE", callback=_check_snapshot_limit),
+    ] = "10GB",
     max_rows: Annotated[int, typer.Option(help="Answers generated at once.", min=1)] = 64,
     max_waiting: Annotated[
         int, typer.Option(help="Requests that may wait; more get status 429.", min=1)
@@ -129,6 +147,13 @@ def serve(
         raise PruneError("--cpus is of each of several --replicas; say how many")
     if replicas is not None:
         check_ray()
+    folder = None
+    if snapshots is not None:
+        from kvprune.serve.snapshot_folder import open_folder
+
+        if "://" not in snapshots:
+            snapshots = str(Path(snapshots).resolve())  # replicas work in another folder
+        folder = open_folder(snapshots, snapshot_limit)
     bound = bind(host, port)
     keys, local = api_key or [], [host] if _is_loopback(host) else None
     real_port = bound.getsockname()[1]
@@ -136,7 +161,8 @@ def serve(
     if replicas is not None:
         bound.close()  # Ray will listen there
         options = ray_options(
-            replicas, cpus, model=model, adapter=adapter, name=served_name(model),
+            replicas, cpus, model=model[0], beside=tuple(model[1:]), adapter=adapter,
+            name=served_name(model[0]), snapshots=snapshots, snapshot_limit=snapshot_limit,
             threshold=threshold, protect_recent=protect_recent,
             template=template and str(template.resolve()), kv=kv, kv_budget=kv_budget,
             prefix_budget=prefix_budget, max_rows=max_rows, max_waiting=max_waiting, chunk=chunk,
@@ -146,7 +172,7 @@ def serve(
         serve_replicas(options, host, real_port, log_level, banner)
         return
     with starting() as tell:
-        loaded = load_ready(
+        served = load_served(
             model, adapter, dtype, device, template, tell, kv,
             threshold=threshold, protect_recent=protect_recent,
         )  # fmt: skip
@@ -156,15 +182,15 @@ def serve(
         from kvprune.serve.server import Server
 
         tell("starting the engine")
-        pruned = loaded.attached()
-        pruned.tokenizer = loaded.tokenizer  # with the template that was given
         engine = Engine(
-            pruned, name=served_name(model), budget=kv_budget, kv=kv, max_rows=max_rows,
+            served, budget=kv_budget, kv=kv, max_rows=max_rows,
             chunk=chunk, prefix_budget=prefix_budget, admission=cast("Admission", admission),
-            max_waiting=max_waiting,
+            max_waiting=max_waiting, snapshots=folder,
         )  # fmt: skip
+        alone = f"{engine.name}, {engine.pruned.config.method}"
+        names = alone if len(served) == 1 else ", ".join(engine.models)
         what = [
-            f"{engine.name}, {pruned.config.method}; up to {engine.positions:,} tokens each",
+            f"{names}; up to {engine.positions:,} tokens each",
             f"caches may take {engine.budget / 2**20:,.0f} MiB",
         ]
         chat = bool(engine.tokenizer.chat_template)

@@ -32,6 +32,7 @@ class Part(NamedTuple):
     cache: PrunedCache
     ids: Tensor  # (B, T)
     method: Method  # what is dropped
+    pruned: Pruned | None = None  # whose LoRA and votes; None: those of the model that runs
 
 
 class _Run(NamedTuple):
@@ -43,28 +44,55 @@ class _Run(NamedTuple):
 
 
 class FlatPass:
-    """Handed to every attention call in place of a `ForwardPass`."""
+    """Handed to every attention call in place of a `ForwardPass`.
+
+    Parts of one model side by side are a group: its LoRA and its votes are computed in one go.
+    """
 
     def __init__(self, pruned: Pruned, parts: Sequence[Part]):
         self.parts, self.runs = parts, list[_Run]()
+        self.groups: list[tuple[slice, Pruned]] = []
+        self.members: list[list[_Run]] = []  # of each group
+        self.notes: dict[Any, Any] = {}  # what layers work out about the groups, once for all
         start, positions = 0, []
-        for cache, ids, method in parts:
+        for cache, ids, method, own in parts:
             cache.check_whole()
             B, T = ids.shape
             old = cache.tokens.to(ids.device) if cache.seen else ids.new_zeros(B)
             timeline = make_timeline(None, (B, T), ids.device, method.protection(), old)
             forward = ForwardPass(method, pruned.alpha, True, False, cache)
-            self.runs.append(_Run(forward, timeline, slice(start, start + B * T)))
+            self._add(_Run(forward, timeline, slice(start, start + B * T)), own or pruned)
             positions.append(timeline.clock.flatten())
             start += B * T
         self.positions = torch.cat(positions).long()[None]
+        self.length = start
+
+    def _add(self, run: _Run, pruned: Pruned) -> None:
+        self.runs.append(run)
+        if self.groups and self.groups[-1][1] is pruned:
+            first = self.groups[-1][0].start
+            self.groups[-1] = slice(first, run.tokens.stop), pruned
+            self.members[-1].append(run)
+        else:
+            self.groups.append((run.tokens, pruned))
+            self.members.append([run])
 
     def attend(self, call: Call) -> Tensor:
         """(1, Hq, N, Dv): each part by itself."""
-        ballot = call.ballot()
         outs = []
-        for forward, timeline, at in self.runs:
+        for (at, pruned), runs in zip(self.groups, self.members, strict=True):
+            layer = pruned.layers[call.layer.number]
+            own = call._replace(layer=layer, hidden=call.hidden[:, at])
+            outs += self._attend(own._replace(cast=own.ballot()), at.start, runs)
+        return torch.cat(outs, 1)[None]
+
+    @staticmethod
+    def _attend(call: Call, start: int, runs: Sequence[_Run]) -> list[Tensor]:
+        """The parts of one group, whose hidden states and votes begin at a token."""
+        ballot, outs = call.cast, []
+        for forward, timeline, at in runs:
             B, T = timeline.clock.shape
+            within = slice(at.start - start, at.stop - start)
 
             def rows(x: Tensor, at: slice = at, B: int = B, T: int = T) -> Tensor:
                 """(1, H, N, D) → (B, H, T, D)"""
@@ -73,12 +101,12 @@ class FlatPass:
 
             own = None
             if ballot is not None:
-                q_int, k_int = (x[0, at].unflatten(0, (B, T)) for x in ballot[:2])
+                q_int, k_int = (x[0, within].unflatten(0, (B, T)) for x in ballot[:2])
                 own = ballot._replace(q_int=q_int, k_int=k_int)
             out = attend(
                 forward,
                 call._replace(
-                    hidden=call.hidden[0, at].unflatten(0, (B, T)),
+                    hidden=call.hidden[0, within].unflatten(0, (B, T)),
                     query=rows(call.query),
                     key=rows(call.key),
                     value=rows(call.value),
@@ -87,7 +115,7 @@ class FlatPass:
                 timeline,
             )
             outs.append(out.transpose(0, 1).flatten(1, 2))
-        return torch.cat(outs, 1)[None]
+        return outs
 
     def end(self) -> None:
         """All layers have read the tokens."""

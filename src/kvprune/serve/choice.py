@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Sink = Callable[[list[Event]], None]
 
 
+def kind_of(request: Request) -> Kind:
+    return Kind(request.settings, request.report, request.model)
+
+
 class Choice(ServedRow):
     """One of the `n` answers to a request. The first reads the prompt, the others go on from it."""
 
@@ -33,7 +37,8 @@ class Choice(ServedRow):
             list(request.prompt), request.max_tokens, () if at_once else stops_at, at_once
         )
         self.request, self.index, self.sink = request, index, sink
-        self.kind = Kind(request.settings, request.report)
+        self.kind = kind_of(request)
+        self.model = request.model
         self.all_logits = request.prompt_logprobs is not None
         self.sampler = Sampler(request.sampling, request.prompt, index)
         self.pins = False  # whether its prompt is kept as a prefix, for good

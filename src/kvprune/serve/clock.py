@@ -12,9 +12,9 @@ from kvprune.serve.request import Event, Status
 
 
 class Observer(Protocol):
-    """Takes durations in seconds, and sizes, by the name of their histogram."""
+    """Takes durations in seconds, and sizes, by the name of their histogram and the model."""
 
-    def observe(self, name: str, value: float) -> None: ...
+    def observe(self, name: str, value: float, model: str) -> None: ...
 
 
 Watch = Callable[[Callable[[Status], None]], Callable[[], None]]
@@ -23,6 +23,7 @@ Watch = Callable[[Callable[[Status], None]], Callable[[], None]]
 @dataclass
 class _Times:
     submitted: float
+    model: str = ""
     admitted: float = 0.0
     first: float | None = None
     latest: dict[int, float] = field(default_factory=dict)  # of each choice
@@ -42,9 +43,9 @@ class Clock:
         self._unwatch: Callable[[], None] | None = None
         self._lock = threading.Lock()
 
-    def submitted(self, id: str) -> None:
+    def submitted(self, id: str, model: str = "") -> None:
         with self._lock:
-            self._times[id] = _Times(self._now())
+            self._times[id] = _Times(self._now(), model)
             self._queued.add(id)
             # only while somebody waits: the engine works for those who watch
             if self._unwatch is None:
@@ -83,9 +84,11 @@ class Clock:
             times.tokens += len(event.tokens)
             if times.first is None:
                 times.first = now
-                self._observer.observe("time_to_first_token_seconds", now - times.submitted)
+                self._observer.observe(
+                    "time_to_first_token_seconds", now - times.submitted, times.model
+                )
             if (before := times.latest.get(event.index)) is not None:
-                self._observer.observe("inter_token_latency_seconds", now - before)
+                self._observer.observe("inter_token_latency_seconds", now - before, times.model)
             times.latest[event.index] = now
 
     def finished(self, id: str, complete: bool) -> None:
@@ -97,10 +100,13 @@ class Clock:
             self._stop_watching()
         if times is None or not complete:
             return
-        observe = self._observer.observe
-        observe("e2e_request_latency_seconds", now - times.submitted)
-        observe("request_generation_tokens", times.tokens)
-        observe("request_queue_time_seconds", times.admitted - times.submitted)
+        found = {
+            "e2e_request_latency_seconds": now - times.submitted,
+            "request_generation_tokens": times.tokens,
+            "request_queue_time_seconds": times.admitted - times.submitted,
+        }
         if times.first is not None:
-            observe("request_prefill_time_seconds", times.first - times.admitted)
-            observe("request_decode_time_seconds", now - times.first)
+            found["request_prefill_time_seconds"] = times.first - times.admitted
+            found["request_decode_time_seconds"] = now - times.first
+        for name, value in found.items():
+            self._observer.observe(name, value, times.model)

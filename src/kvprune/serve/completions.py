@@ -37,8 +37,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     answer = body.add_generation_prompt is not False
     prompt = await asyncio.to_thread(service.prompts.of_chat, messages, answer, go_on)
     form = ChatFormat(
-        service.new_id("chatcmpl"), service.engine.name, int(time.time()), service.texts,
-        bool(body.logprobs), body.pruning.report,
+        service.new_id("chatcmpl"), service.check_model(body.model), int(time.time()),
+        service.texts, bool(body.logprobs), body.pruning.report,
     )  # fmt: skip
     new = service.new_tokens(prompt, body.limit, None)
     return await _answer(service, request, body, form, [prompt], [new], body.alternatives)
@@ -56,8 +56,8 @@ async def completions(body: CompletionBody, request: Request) -> Response:
         for prompt in body.prompts()
     ]
     form = CompletionFormat(
-        service.new_id("cmpl"), service.engine.name, int(time.time()), service.texts,
-        body.logprobs is not None, body.pruning.report, echo=bool(body.echo),
+        service.new_id("cmpl"), service.check_model(body.model), int(time.time()),
+        service.texts, body.logprobs is not None, body.pruning.report, echo=bool(body.echo),
     )  # fmt: skip
     new = [service.new_tokens(prompt, body.max_tokens, DEFAULT_COMPLETION) for prompt in prompts]
     return await _answer(service, request, body, form, prompts, new, body.logprobs)
@@ -98,6 +98,7 @@ async def _answer(
             settings=body.settings,
             boundaries=prompt.boundaries,
             salt=body.cache_salt or "",
+            model=form.model,
         )
         for number, (prompt, new) in enumerate(zip(prompts, new_tokens, strict=True))
     ]
@@ -107,7 +108,7 @@ async def _answer(
     answer.submit()
     service.answers.add(answer)
     for prompt in prompts:
-        service.metrics.observe("request_prompt_tokens", len(prompt.tokens))
+        service.metrics.observe("request_prompt_tokens", len(prompt.tokens), form.model)
 
     def close() -> None:
         answer.cancel()

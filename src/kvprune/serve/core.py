@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvprune.chat.template import end_tokens
 from kvprune.errors import BudgetError
+from kvprune.serve.arrivals import Arrivals, Post
 from kvprune.serve.choice import Choice, Sink
+from kvprune.serve.counters import Counters
 from kvprune.serve.drops import LayerDrops, fresh_drops
 from kvprune.serve.prefixes import Prefixes
 from kvprune.serve.request import (
@@ -28,21 +30,17 @@ from kvprune.serve.request import (
 )
 from kvprune.serve.runner import Runner
 from kvprune.serve.sampling import log_probabilities
-from kvprune.serve.scheduler import Admission, Plan, Scheduler
+from kvprune.serve.scheduler import Admission, Forecast, Plan, Scheduler
 
 if TYPE_CHECKING:
+    from kvprune.cache.snapshot import Snapshot
     from kvprune.integration.handle import Pruned
+    from kvprune.serve.shelf import Shelf
 
 log = logging.getLogger(__name__)
 
 # requests with a report whose record is kept after they have ended
 TRACES = 16
-
-COUNTERS = (
-    "preemptions", "prompt_tokens", "generation_tokens", "requests_stop", "requests_length",
-    "requests_cancelled", "requests_error", "prefix_queries", "prefix_hits", "prefix_hit_tokens",
-    "seen_slots", "steps", "admitted", "forecast_error", "read_again", "peak_bytes",
-)  # fmt: skip
 
 
 class Core:
@@ -50,31 +48,40 @@ class Core:
 
     def __init__(
         self,
-        pruned: Pruned,
+        models: Pruned | Mapping[str, Pruned],
         budget: int,
         prefix_budget: int,
         kv: str | None = None,
         max_rows: int = 64,
         chunk: int = 1024,
         admission: Admission = "forecast",
+        shelf: Shelf | None = None,
+        post: Post = lambda call: call(),
     ):
-        self.pruned, self.tokenizer, self.budget = pruned, pruned.tokenizer, budget
-        self.ends = frozenset(end_tokens(pruned.model, self.tokenizer))
-        self.runner = Runner(pruned, budget, kv)
+        """`models`: one, or several that share their weights, by name.
+
+        shelf: where snapshots are beside the memory; post: has a call made by the engine's thread.
+        """
+        self.models = models if isinstance(models, Mapping) else {"": models}
+        self.pruned = next(iter(self.models.values()))
+        self.tokenizer, self.budget = self.pruned.tokenizer, budget
+        self.ends = frozenset(end_tokens(self.pruned.model, self.tokenizer))
+        self.runner = Runner(self.models, budget, kv)
         self.scheduler = Scheduler(self.runner, budget, max_rows, chunk, admission)
-        self.scheduler.forecast.kept = 0.5 if pruned.working.prunes else 1.0
+        for name, pruned in self.models.items():
+            self.scheduler.forecasts[name] = Forecast(0.5 if pruned.working.prunes else 1.0)
         self.prefixes = Prefixes(prefix_budget)
+        self.arrivals = Arrivals(self.runner, self.prefixes, shelf, post)
         self.requests: dict[str, list[Choice]] = {}
-        self.traces: OrderedDict[str, tuple[list[int], Tensor]] = OrderedDict()
+        self.traces: OrderedDict[str, tuple[str, list[int], Tensor]] = OrderedDict()
         self._news: dict[Sink, list[Event]] = {}
         self._parked = 0  # bytes of rows that were preempted
-        self.counters: dict[str, Any] = dict.fromkeys(COUNTERS, 0)
-        self.counters["dropped_by_layer"] = [0] * self.runner.layers
+        self.counters = Counters(self.runner.layers, self.models)
 
     @property
     def waiting(self) -> int:
         """Choices that have not begun yet."""
-        return sum(
+        return self.arrivals.waiting + sum(
             not choice.preemptions and choice not in self.scheduler.running
             for choices in self.requests.values()
             for choice in choices
@@ -82,23 +89,38 @@ class Core:
 
     def begin(self, request: Request, sink: Sink, pins: bool = False) -> None:
         """A request comes; `pins`: its prompt is kept as a prefix."""
-        at_once = self.runner.method(request.settings).cuts_prompts
+        request = replace(request, model=request.model or next(iter(self.models)))
+        self.arrivals.come(request, sink, pins, self._begin)
+
+    def _begin(self, request: Request, sink: Sink, pins: bool, stored: Snapshot | None) -> None:
+        model = request.model
+        at_once = self.runner.method(model, request.settings).cuts_prompts
         choices = [
             Choice(request, index, sink, self.tokenizer, at_once) for index in range(request.n)
         ]
         first = choices[0]
         first.pins = pins
         if not first.all_logits:
-            self.counters["prefix_queries"] += 1
-            if prefix := self.prefixes.find(first.tokens, first.prefix_kind):
-                first.snapshot, first.cached = prefix.snapshot, prefix.snapshot.tokens
-                first.done = first.cached
-                self.counters["prefix_hits"] += 1
-                self.counters["prefix_hit_tokens"] += first.cached
+            self.counters.add("prefix_queries", model)
+            first.snapshot = self._kept(first, stored)
+            if first.snapshot is not None:
+                first.done = first.cached = first.snapshot.tokens
+                self.counters.add("prefix_hits", model)
+                self.counters.add("prefix_hit_tokens", model, first.cached)
         self.requests[request.id] = choices
-        self.counters["prompt_tokens"] += first.prompt
+        self.counters.add("prompt_tokens", model, first.prompt)
         # the others go on from the first one's prompt
         self.scheduler.add(first)
+
+    def _kept(self, choice: Choice, stored: Snapshot | None) -> Snapshot | None:
+        """The longest row that the prompt goes on from: in memory, or what the shelf has found."""
+        if stored is not None:
+            self.prefixes.add(choice.tokens[: stored.tokens], choice.prefix_kind, stored)
+        prefix = self.prefixes.find(choice.tokens, choice.prefix_kind)
+        found = None if prefix is None else prefix.snapshot
+        # there may have been no room for it in memory
+        longer = stored is not None and (found is None or found.tokens < stored.tokens)
+        return stored if longer else found
 
     def step(self) -> None:
         """Rows leave and come, a forward pass, and a token for each row that caught up."""
@@ -113,7 +135,7 @@ class Core:
     def _move_rows(self, plan: Plan) -> None:
         for row in plan.preempt:
             choice = _choice(row)
-            self.counters["preemptions"] += 1
+            self.counters.add("preemptions", choice.model)
             size = self.runner.held(choice)
             # on top of the budget for prefixes, which give way
             self.prefixes.shrink(self.prefixes.budget - self._parked - size)
@@ -189,7 +211,7 @@ class Core:
                 news = Token(token)
             else:
                 news = log_probabilities(row[None].cpu(), [token], asked)[0]
-            self.counters["generation_tokens"] += 1
+            self.counters.add("generation_tokens", choice.model)
             event = choice.take(news, self.ends)
             if event.finish:
                 self._end(choice, event)
@@ -227,6 +249,7 @@ class Core:
         if pins or self.prefixes.wants(tokens, choice.prefix_kind):
             snapshot = self.runner.snapshot(choice)
             self.prefixes.add(tokens, choice.prefix_kind, snapshot, pinned=pins)
+            self.arrivals.keep(tokens, choice.request, snapshot)
 
     def _report(self, work: dict[Choice, int]) -> None:
         """Tell what was dropped, to those who asked; rows that ended were told."""
@@ -261,22 +284,18 @@ class Core:
                 event = replace(event, drops=self._drops(choice))
                 if choice.index == 0:
                     record = self.runner.drop_step(choice).clone()
-                    self.traces[request.id] = choice.tokens[: choice.done], record
+                    self.traces[request.id] = choice.model, choice.tokens[: choice.done], record
                     while len(self.traces) > TRACES:
                         self.traces.popitem(last=False)
             else:
                 event = replace(event, drops=self._sizes(choice))
-            kept = self.runner.kept(choice)
-            dropped = self.counters["dropped_by_layer"]
-            self.counters["dropped_by_layer"] = [
-                a + choice.done - b for a, b in zip(dropped, kept, strict=True)
-            ]
+            self.counters.drop(choice.done, self.runner.kept(choice))
             if event.finish in ("stop", "length") and choice.new and not choice.all_logits:
                 self._keep_prefix(choice, (choice.done,))
         self._tell(choice, event)
-        self.counters[f"requests_{event.finish}"] += 1
+        self.counters.add(f"requests_{event.finish}", choice.model)
         self.scheduler.remove(choice)
-        self.counters["forecast_error"] = self.scheduler.forecast.error
+        self.counters["forecast_error"] = self.scheduler.forecast(choice).error
         self._parked -= choice.parked
         if running:
             self.runner.leave(choice)
@@ -287,6 +306,11 @@ class Core:
 
     def end_all(self, id: str, finish: Finish, error: RequestError | None = None) -> None:
         """End all choices of a request, whatever they are doing."""
+        if (waited := self.arrivals.leave(id)) is not None:
+            request, sink = waited
+            for index in range(request.n):
+                self._news.setdefault(sink, []).append(Event(index, finish=finish, error=error))
+            self.counters.add(f"requests_{finish}", request.model, request.n)
         for choice in list(self.requests.get(id, [])):
             known = choice in self.scheduler.running or choice in self.scheduler.waiting
             if known:
@@ -318,11 +342,13 @@ class Core:
         rows = self.runner.reset()
         self.counters["read_again"] += len(rows)
         plan = Plan(preempt=list(self.scheduler.running))
-        self.scheduler.forecast.was_short()
+        self.scheduler.was_short(plan.preempt)
         self.scheduler.apply(plan)
 
     def fail_all(self, error: RequestError) -> None:
         """End everything at once; the rows are not touched any more."""
+        for id in list(self.arrivals.looking):
+            self.end_all(id, "error", error)
         for choices in self.requests.values():
             for choice in choices:
                 self._tell(choice, choice.event(finish="error", error=error))
@@ -347,13 +373,13 @@ class Core:
             choice, kept = _choice(row), self.runner.kept(_choice(row))
             rows.append(RowStatus(
                 choice.request.id, choice.index, "running", len(choice.tokens), choice.done,
-                sum(kept) / len(kept), self.runner.held(choice),
+                sum(kept) / len(kept), self.runner.held(choice), choice.model,
             ))  # fmt: skip
         for row in self.scheduler.waiting:
             choice = _choice(row)
             rows.append(RowStatus(
                 choice.request.id, choice.index, "preempted" if choice.preemptions else "waiting",
-                len(choice.tokens), choice.done, 0.0, 0
+                len(choice.tokens), choice.done, 0.0, 0, choice.model,
             ))  # fmt: skip
         return Status(
             self.counters["steps"],
@@ -362,7 +388,7 @@ class Core:
             self.budget,
             self.prefixes.bytes + self._parked,
             tuple(self.runner.kept_by_layer()),
-            dict(self.counters),
+            self.counters.frozen() | self.arrivals.counted(),
         )
 
 

@@ -7,20 +7,29 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvprune.errors import PruneError
 from kvprune.integration.host import max_positions
 from kvprune.serve.choice import Sink
 from kvprune.serve.core import Core
-from kvprune.serve.request import Event, Request, RequestError, Settings, Status
+from kvprune.serve.request import (
+    Event,
+    Request,
+    RequestError,
+    Settings,
+    Status,
+    unknown_model,
+)
 from kvprune.serve.scheduler import Admission
+from kvprune.serve.shelf import Shelf
 from kvprune.utils.memory import available
 from kvprune.utils.parse import in_bytes
 
 if TYPE_CHECKING:
     from kvprune.integration.handle import Pruned
+    from kvprune.serve.snapshot_folder import SnapshotFolder
 
 log = logging.getLogger(__name__)
 
@@ -35,13 +44,14 @@ PUBLISH = 0.2
 class Engine:
     """Serves requests over one model, from `start` to `stop`.
 
-    What a request gets does not depend on who is beside it. All methods may be called from any
-    thread; sinks are called from the engine's.
+    Several models that share their weights (`load_strengths`) are given by name: a request says
+    which one it wants, and the rows of all share passes. What a request gets does not depend on who
+    is beside it. All methods may be called from any thread; sinks are called from the engine's.
     """
 
     def __init__(
         self,
-        pruned: Pruned,
+        pruned: Pruned | Mapping[str, Pruned],
         *,
         name: str = "",
         budget: int | str | None = None,
@@ -51,14 +61,20 @@ class Engine:
         prefix_budget: int | str | None = None,
         admission: Admission = "forecast",
         max_waiting: int = 256,
+        snapshots: SnapshotFolder | None = None,
     ):
+        """`snapshots`: where prefixes are kept beyond the end of the process."""
+        models = pruned if isinstance(pruned, Mapping) else {name or pruned.name: pruned}
+        pruned = next(iter(models.values()))
         if pruned.model.training:
             raise PruneError("the model is in training mode; call model.eval() first")
         counts = {"max_rows": max_rows, "chunk": chunk, "max_waiting": max_waiting}
         for option, number in counts.items():
             if number < 1:
                 raise PruneError(f"{option}={number} must be 1 or more")
-        self.pruned, self.tokenizer, self.name = pruned, pruned.tokenizer, name or pruned.name
+        self.pruned, self.tokenizer = pruned, pruned.tokenizer
+        self.models = tuple(models)
+        self.name = self.models[0]
         self.budget = _size(budget, "budget", int(DEFAULT_SHARE * available()))
         self.max_waiting = max_waiting
         limit = max_positions(pruned.model)
@@ -66,10 +82,14 @@ class Engine:
         embeddings: Any = pruned.model.get_input_embeddings()
         self.vocabulary = int(embeddings.weight.shape[0])
         kept = _size(prefix_budget, "prefix_budget", self.budget // 4)
-        self._core = Core(pruned, self.budget, kept, kv, max_rows, chunk, admission)
+        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._shelf = None if snapshots is None else Shelf(snapshots)
+        self._core = Core(
+            models, self.budget, kept, kv, max_rows, chunk, admission, self._shelf,
+            self._commands.put,
+        )  # fmt: skip
         self.failure = ""
         self.ready = False
-        self._commands: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._coming = 0  # choices that were submitted and that the thread has not seen yet
         self._waiting = 0  # choices that it has seen and that have not begun
         self._lock = threading.Lock()
@@ -96,15 +116,20 @@ class Engine:
         self._commands.put(None)
         if self._thread is not None:
             self._thread.join(drain + 60)
+        if self._shelf is not None:
+            self._shelf.close()
         self.ready = False
 
     def submit(self, request: Request, sink: Sink) -> None:
         """Begin a request; `sink` is called with its events, a list per step."""
         self._submit(request, sink)
 
-    def pin(self, prompt: tuple[int, ...], settings: Settings, salt: str, sink: Sink) -> None:
+    def pin(
+        self, prompt: tuple[int, ...], settings: Settings, salt: str, sink: Sink, model: str = ""
+    ) -> None:
         """Read a prefix and keep it until `unpin`; the sink's last event says how it went."""
-        request = Request(f"pin-{next(self._pins)}", prompt, 0, settings=settings, salt=salt)
+        id = f"pin-{next(self._pins)}"
+        request = Request(id, prompt, 0, settings=settings, salt=salt, model=model)
         self._submit(request, sink, pins=True)
 
     def unpin(self, id: str) -> bool:
@@ -151,7 +176,9 @@ class Engine:
         found = self._core.traces.get(id)
         if found is None:
             return None
-        return render_page(trace_of(self.pruned, *found, self._core.runner.token_bytes), self.name)
+        model, tokens, record = found
+        sizes = self._core.runner.token_bytes(model)
+        return render_page(trace_of(self._core.models[model], tokens, record, sizes), model)
 
     def _submit(self, request: Request, sink: Sink, pins: bool = False) -> None:
         self._check(request)
@@ -197,13 +224,17 @@ class Engine:
     def _take_commands(self) -> bool:
         """Do what other threads have asked for, wait while there is nothing to do; False: stop."""
         self._do_commands(wait=False)
-        while not self._core.requests and self._stopping is None:
+        while not self._core.requests and (self._stopping is None or self._may_begin()):
             self._publish(force=True)
             self._do_commands(wait=True)
         self._waiting = self._core.waiting
         if self._stopping is None:
             return True
         return bool(self._core.requests) and time.monotonic() < self._stopping
+
+    def _may_begin(self) -> bool:
+        """Whether the server stops, but requests wait for their snapshots and have time left."""
+        return bool(self._core.arrivals.looking) and time.monotonic() < (self._stopping or 0.0)
 
     def _do_commands(self, wait: bool) -> None:
         """All that there are; `wait`: for the first, up to a second."""
@@ -244,8 +275,11 @@ class Engine:
         if bad:
             raise RequestError(f"logit_bias names the token {bad[0]}, which the model does not "
                                f"have", param="logit_bias")  # fmt: skip
+        model = request.model or self.name
+        if model not in self.models:
+            raise unknown_model(model, self.models)
         if request.settings != Settings():
-            self._core.runner.method(request.settings)  # raises if there is no such setting
+            self._core.runner.method(model, request.settings)  # raises if there is no such setting
 
     def _publish(self, force: bool = False) -> None:
         now = time.monotonic()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -77,7 +77,11 @@ def rows_of(reports: Sequence[Report]) -> list[dict[str, Any]]:
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Of numbers, or of lists of them, place by place; an engine that never ran has a short one."""
+    """Of numbers, or of lists or mappings of them, place by place; an engine that never ran has a
+    short list."""
+    if values and isinstance(values[0], Mapping):
+        names = dict.fromkeys(name for value in values for name in value)
+        return {name: _sum([value[name] for value in values if name in value]) for name in names}
     if not values or not isinstance(values[0], list | tuple):
         return sum(values)
     longest = max(len(value) for value in values)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvprune.serve.request import RowStatus, Status
 from kvprune.serve.seam import ServingEngine
 from kvprune.version import __version__
 
@@ -29,14 +31,21 @@ HISTOGRAMS = {
     "request_prompt_tokens": ("Tokens of a prompt.", TOKENS),
     "request_generation_tokens": ("New tokens of a request.", TOKENS),
 }
-COUNTERS = {
+COUNTERS_BY_MODEL = {
     "num_preemptions": ("preemptions", "Rows that were put aside for lack of bytes."),
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read."),
     "generation_tokens": ("generation_tokens", "Tokens that were generated."),
     "prefix_cache_queries": ("prefix_queries", "Prompts that were looked up among the prefixes."),
     "prefix_cache_hits": ("prefix_hits", "Prompts that began with a kept prefix."),
     "prefix_cache_hit_tokens": ("prefix_hit_tokens", "Tokens that were not read again."),
+}
+COUNTERS = {
     "kv_slots_seen": ("seen_slots", "Slots of all layers that were ever written."),
+    "snapshot_store_queries": ("stored_queries", "Prompts that were looked up in --snapshots."),
+    "snapshot_store_hits": ("stored_hits", "Prompts that went on from a snapshot found there."),
+    "snapshot_store_writes": ("stored_writes", "Snapshots that were written there."),
+    "snapshot_store_failures": ("stored_failures", "Reads and writes that failed."),
+    "snapshot_store_left_out": ("stored_left_out", "Not written: too much waited already."),
     "engine_steps": ("steps", "Steps of the engine."),
     "requests_admitted": ("admitted", "Rows that were admitted."),
 }
@@ -49,16 +58,22 @@ class Metrics:
     def __init__(self, engine: ServingEngine):
         self._registry = CollectorRegistry()
         self._histograms = {
-            name: Histogram(PREFIX + name, help, buckets=buckets, registry=self._registry)
+            name: Histogram(
+                PREFIX + name, help, ["model"], buckets=buckets, registry=self._registry
+            )
             for name, (help, buckets) in HISTOGRAMS.items()
         }
+        self._first = engine.name
+        for histogram in self._histograms.values():
+            for model in engine.models:
+                histogram.labels(model)  # from the start, with a count of 0
         self._responses = Counter(
             f"{PREFIX}http_responses", "Answers by status.", ["status"], registry=self._registry
         )
         self._registry.register(_EngineCollector(engine))
 
-    def observe(self, name: str, value: float) -> None:
-        self._histograms[name].observe(value)
+    def observe(self, name: str, value: float, model: str = "") -> None:
+        self._histograms[name].labels(model or self._first).observe(value)
 
     def answered(self, status: int) -> None:
         self._responses.labels(str(status)).inc()
@@ -83,14 +98,8 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         status = self._engine.status()
         counters = status.counters
-        states = [row.state for row in status.rows]
-        running, waiting = states.count("running"), len(states) - states.count("running")
-        read = sum(row.read for row in status.rows)
-        kept = sum(row.kept for row in status.rows)
         gauges = {
             "engine_alive": (int(self._engine.alive), "1 while the engine's thread runs."),
-            "num_requests_running": (running, "Rows in the batch."),
-            "num_requests_waiting": (waiting, "Rows that wait or were put aside."),
             "kv_cache_usage_perc": (
                 status.bytes / status.budget if status.budget else 0.0,
                 "Share of the budget in use, 0 to 1.",
@@ -99,7 +108,6 @@ class _EngineCollector(Collector):
             "kv_bytes_budget": (status.budget, "Bytes that they may take."),
             "kv_bytes_peak": (counters.get("peak_bytes", status.bytes), "The most they took."),
             "snapshots_bytes": (status.prefix_bytes, "Bytes of kept prefixes."),
-            "keep_rate": (kept / read if read else 1.0, "Share of tokens read that is held."),
             "admission_forecast_error": (
                 counters.get("forecast_error", 0.0),
                 "Of the last row that ended: forecast / true bytes - 1.",
@@ -109,14 +117,7 @@ class _EngineCollector(Collector):
             yield GaugeMetricFamily(PREFIX + name, text, value=float(value))
         for name, (key, text) in COUNTERS.items():
             yield CounterMetricFamily(PREFIX + name, text, value=float(counters.get(key, 0)))
-        yield self._by_label(
-            CounterMetricFamily(
-                f"{PREFIX}request_success",
-                "Requests by how they ended.",
-                labels=["finished_reason"],
-            ),
-            {finish: counters.get(f"requests_{finish}", 0) for finish in FINISHES},
-        )
+        yield from self._by_model(status)
         yield self._by_label(
             GaugeMetricFamily(f"{PREFIX}kv_slots_live", "Tokens held, all rows.", labels=["layer"]),
             dict(enumerate(status.kept_by_layer)),
@@ -127,12 +128,54 @@ class _EngineCollector(Collector):
         )
         yield self._by_label(
             GaugeMetricFamily(f"{PREFIX}info", "The server.", labels=["model", "version"]),
-            {(self._engine.name, __version__): 1},
+            {(model, __version__): 1 for model in self._engine.models},
+        )
+
+    def _by_model(self, status: Status) -> Iterator[Metric]:
+        """What rows do, for each model that is served."""
+        first = self._engine.name
+        counted = status.counters.get("by_model", {first: status.counters})
+        rows = {model: list[RowStatus]() for model in self._engine.models}
+        for row in status.rows:
+            rows[row.model or first].append(row)
+        running = {m: sum(row.state == "running" for row in own) for m, own in rows.items()}
+        gauges: dict[str, tuple[Mapping[str, float], str]] = {
+            "num_requests_running": (running, "Rows in the batch."),
+            "num_requests_waiting": (
+                {model: len(own) - running[model] for model, own in rows.items()},
+                "Rows that wait or were put aside.",
+            ),
+            "keep_rate": (
+                {model: _keep_rate(own) for model, own in rows.items()},
+                "Share of tokens read that is held.",
+            ),
+        }
+        for name, (values, text) in gauges.items():
+            yield self._by_label(GaugeMetricFamily(PREFIX + name, text, labels=["model"]), values)
+        for name, (key, text) in COUNTERS_BY_MODEL.items():
+            values = {model: own.get(key, 0) for model, own in counted.items()}
+            yield self._by_label(CounterMetricFamily(PREFIX + name, text, labels=["model"]), values)
+        yield self._by_label(
+            CounterMetricFamily(
+                f"{PREFIX}request_success",
+                "Requests by how they ended.",
+                labels=["finished_reason", "model"],
+            ),
+            {
+                (finish, model): own.get(f"requests_{finish}", 0)
+                for model, own in counted.items()
+                for finish in FINISHES
+            },
         )
 
     @staticmethod
-    def _by_label(family: Metric, values: dict[object, float]) -> Metric:
+    def _by_label(family: Metric, values: Mapping[Any, float]) -> Metric:
         for label, value in values.items():
             labels = label if isinstance(label, tuple) else (label,)
             family.add_metric([str(part) for part in labels], float(value))  # type: ignore[attr-defined]
         return family
+
+
+def _keep_rate(rows: Sequence[RowStatus]) -> float:
+    read = sum(row.read for row in rows)
+    return sum(row.kept for row in rows) / read if read else 1.0

@@ -32,6 +32,7 @@ async def pin(body: PrefixBody, request: Request) -> Response:
     """Read a text or the first messages of chats, and keep them until they are deleted."""
     service: Service = request.app.state.service
     service.check_ready()
+    model = service.check_model(body.model)
     prompt = await _prompt(service, body)
     service.new_tokens(prompt, 0, None)  # refused here if it is empty or too long
     loop, done = asyncio.get_running_loop(), asyncio.Event()
@@ -46,7 +47,7 @@ async def pin(body: PrefixBody, request: Request) -> Response:
     settings = Settings(pruning.threshold, pruning.protect_recent)
     before = {found["id"] for found in service.engine.prefixes()}
     try:
-        service.engine.pin(prompt.tokens, settings, body.cache_salt or "", sink)
+        service.engine.pin(prompt.tokens, settings, body.cache_salt or "", sink, model)
     except PruneError as error:
         raise RequestError(str(error), param="kvprune") from error
     try:

@@ -45,18 +45,27 @@ class Prefixes:
 
     def find(self, tokens: Sequence[int], kind: Hashable) -> Prefix | None:
         """The longest one that the tokens begin with, and go on from by one at least."""
+        prefix = self._search(tokens, kind)
+        if prefix is not None:
+            self._found.move_to_end(self._key(prefix.tokens, kind))
+            prefix.hits += 1
+        return prefix
+
+    def _search(self, tokens: Sequence[int], kind: Hashable) -> Prefix | None:
         lengths = {n for n in self._lengths if n < len(tokens)}
         if not lengths:
             return None
         hashes = _hashes(tokens, lengths)
         for length in sorted(lengths, reverse=True):
-            key = (kind, length, hashes[length])
-            prefix = self._found.get(key)
+            prefix = self._found.get((kind, length, hashes[length]))
             if prefix is not None and prefix.tokens == tuple(tokens[:length]):
-                self._found.move_to_end(key)
-                prefix.hits += 1
                 return prefix
         return None
+
+    def longest(self, tokens: Sequence[int], kind: Hashable) -> int:
+        """The length of the one that `find` would give, which is not used by this."""
+        prefix = self._search(tokens, kind)
+        return 0 if prefix is None else len(prefix.tokens)
 
     def wants(self, tokens: Sequence[int], kind: Hashable) -> bool:
         """Whether it would keep these: long enough, and not kept already."""

@@ -262,6 +262,7 @@ class DetokenizeBody(Body):
 class PrefixBody(Body):
     """A text, its tokens, or the first messages of chats, to be read once and kept."""
 
+    model: str | None = Field(None, description="As /v1/models names it, or left out.")
     prompt: Text | list[TokenId] | None = Field(None, description="A text or its tokens.")
     messages: list[Message] | None = None
     cache_salt: str | None = Field(None, max_length=256)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +53,7 @@ class Request:
     # prompt lengths after which a later request may go on: the end of a system message, and so on
     boundaries: tuple[int, ...] = ()
     salt: str = ""  # prefixes are shared among requests with the same salt only
+    model: str = ""  # one of those that are served; "": the first
 
 
 @dataclass(frozen=True)
@@ -108,6 +109,17 @@ class RequestError(Exception):
         self.message, self.status, self.code, self.param = message, status, code, param
 
 
+def unknown_model(model: str, known: Iterable[str]) -> RequestError:
+    """OpenAI's answer to a name that is not served."""
+    return RequestError(
+        f"the model {model[:100]!r} does not exist here; this server has "
+        f"{', '.join(repr(name) for name in known)}",
+        status=404,
+        code="model_not_found",
+        param="model",
+    )
+
+
 @dataclass(frozen=True)
 class RowStatus:
     """One row of the engine, for the live view."""
@@ -119,6 +131,7 @@ class RowStatus:
     read: int  # of them
     kept: float  # per layer, mean
     bytes: int
+    model: str = ""
 
 
 @dataclass(frozen=True)

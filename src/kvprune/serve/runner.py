@@ -31,6 +31,7 @@ class Kind(NamedTuple):
 
     settings: Settings = Settings()
     recorded: bool = False
+    model: str = ""
 
 
 class ServedRow(Row):
@@ -50,44 +51,52 @@ class Group:
 
 
 class Runner:
-    """The caches of all rows, in one arena. It is the scheduler's `Sizes`."""
+    """The caches of all rows, in one arena. It is the scheduler's `Sizes`.
 
-    def __init__(self, pruned: Pruned, budget: int, kv: str | None = None):
+    `models`: those that share their weights, by name; the first runs the passes of all.
+    """
+
+    def __init__(self, models: Mapping[str, Pruned], budget: int, kv: str | None = None):
+        self.pruned, self.models, self.kv = next(iter(models.values())), models, kv
+        pruned = self.pruned
         check_flat(pruned)
-        self.pruned, self.kv = pruned, kv
         self.arena = Arena(pruned.device, budget)
         self.groups: dict[Kind, Group] = {}
         self.reading: dict[ServedRow, PrunedCache] = {}
-        self._methods: dict[Settings, Method] = {}
+        self._methods: dict[tuple[str, Settings], Method] = {}
         self._fingerprints: dict[Kind, Mapping[str, Any]] = {}
         self._known: dict[int, tuple[Array, Array]] = {}  # sizes, until something changes
-        cache = self._new_cache(Kind())
+        caches = {name: self._new_cache(Kind(model=name)) for name in models}
         # also compiles the kernels, if nobody has
         for token in (0, 1):
             ids = torch.full((1, 1), token, device=pruned.device)
-            flat_forward(pruned, [Part(cache, ids, pruned.working)], torch.tensor([0]))
-        self._slots = [table.slot_nbytes for table in _tables(cache)]
-        self.dense_slot = sum(table.dense_nbytes for table in _tables(cache))
-        cache.reset()
+            parts = [self._part(cache, ids, Kind(model=name)) for name, cache in caches.items()]
+            flat_forward(pruned, parts, torch.arange(len(parts), device=pruned.device))
+        self._slots = {
+            name: [table.slot_nbytes for table in _tables(cache)] for name, cache in caches.items()
+        }
+        self._likes = {name: take_snapshot(cache, 0, {}, {}) for name, cache in caches.items()}
+        self.dense_slot = sum(table.dense_nbytes for table in _tables(next(iter(caches.values()))))
+        for cache in caches.values():
+            cache.reset()
 
     @property
     def layers(self) -> int:
-        return len(self._slots)
+        return len(self.pruned.sites)
 
-    @property
-    def token_bytes(self) -> tuple[int, int]:
+    def token_bytes(self, model: str) -> tuple[int, int]:
         """Bytes of a token in one layer, here and in a dense cache."""
-        return self._slots[0], self.dense_slot // self.layers
+        return self._slots[model][0], self.dense_slot // self.layers
 
     @property
     def bytes(self) -> int:
         return self.arena.held
 
-    def method(self, settings: Settings) -> Method:
-        """What is dropped under these settings."""
-        if settings not in self._methods:
+    def method(self, model: str, settings: Settings) -> Method:
+        """What a model drops under these settings."""
+        if (model, settings) not in self._methods:
             given = {k: v for k, v in vars(settings).items() if v is not None}
-            own = self.pruned.working
+            own = self.models[model].working
             if refused := sorted(set(given) - set(own.adjustable)):
                 raise RequestError(
                     f"kvprune.{refused[0]} cannot be set: the model is served with the method "
@@ -95,16 +104,16 @@ class Runner:
                     param=f"kvprune.{refused[0]}",
                 )
             try:
-                self._methods[settings] = replace(own, **given)
+                self._methods[model, settings] = replace(own, **given)
             except PruneError as error:
                 raise RequestError(str(error), param="kvprune") from error
-        return self._methods[settings]
+        return self._methods[model, settings]
 
     def enter(self, row: ServedRow) -> None:
         """A row comes, or comes back from its snapshot."""
         cache = self._new_cache(row.kind)
         if row.snapshot is not None:
-            join(cache, [row.snapshot], self._fingerprint(row.kind))
+            join(cache, [row.snapshot], self.fingerprint(row.kind))
         row.done = 0 if row.snapshot is None else row.snapshot.tokens
         row.snapshot = None
         self.reading[row] = cache
@@ -128,7 +137,12 @@ class Runner:
     def snapshot(self, row: ServedRow) -> Snapshot:
         """What the caches hold of a row, as copies."""
         cache, index = self._place(row)
-        return take_snapshot(cache, index, {}, self._fingerprint(row.kind))
+        return take_snapshot(cache, index, {}, self.fingerprint(row.kind))
+
+    def fits(self, kind: Kind, snapshot: Snapshot) -> bool:
+        """Whether a snapshot from elsewhere has the form of one of this kind."""
+        recorded = all("drop_step" in state for state in snapshot.layers)
+        return snapshot.is_like(self._likes[kind.model]) and (recorded or not kind.recorded)
 
     @torch.inference_mode()
     def step(self, work: Mapping[ServedRow, int]) -> dict[ServedRow, Tensor]:
@@ -137,18 +151,7 @@ class Runner:
         K is 1, or the number of tokens read if a row wants all. If the memory does not suffice, all
         rows must be read again: see `reset`.
         """
-        parts: list[Part] = []
-        order: list[ServedRow] = []
-        for kind, group in self.groups.items():
-            if group.rows:
-                ids = torch.tensor([[row.tokens[row.done]] for row in group.rows])
-                parts.append(self._part(group.cache, ids, kind))
-                order += group.rows
-        for row, cache in self.reading.items():
-            if row in work:
-                ids = torch.tensor([row.tokens[row.done : row.done + work[row]]])
-                parts.append(self._part(cache, ids, row.kind))
-                order.append(row)
+        parts, order = self._parts(work)
         assert set(order) == set(work), "every row that decodes takes part in every step"
         asked, at, start = list[tuple[ServedRow, int]](), list[int](), 0
         for row in order:
@@ -171,6 +174,23 @@ class Runner:
         return dict(
             zip((row for row, _ in asked), logits.split([k for _, k in asked]), strict=True)
         )
+
+    def _parts(self, work: Mapping[ServedRow, int]) -> tuple[list[Part], list[ServedRow]]:
+        """The parts of a pass and their rows; those of one model are side by side."""
+        parts: list[Part] = []
+        order: list[ServedRow] = []
+        for model in self.models:
+            for kind, group in self.groups.items():
+                if group.rows and kind.model == model:
+                    ids = torch.tensor([[row.tokens[row.done]] for row in group.rows])
+                    parts.append(self._part(group.cache, ids, kind))
+                    order += group.rows
+            for row, cache in self.reading.items():
+                if row in work and row.kind.model == model:
+                    ids = torch.tensor([row.tokens[row.done : row.done + work[row]]])
+                    parts.append(self._part(cache, ids, row.kind))
+                    order.append(row)
+        return parts, order
 
     def reset(self) -> list[ServedRow]:
         """Empty all caches; the rows that were in them must be read again."""
@@ -199,15 +219,15 @@ class Runner:
         if group is not None and row in group.rows:
             return int(self._sizes(group)[1][group.rows.index(row)])
         # a row that is full moves to an extent with a sixteenth to spare
-        return (tokens + 4) * self.slot() + self.held(row) // 16
+        return (tokens + 4) * self.slot(row) + self.held(row) // 16
 
     def copies(self) -> int:
         caches = [*self.reading.values(), *(group.cache for group in self.groups.values())]
         tables = [table for cache in caches for table in _tables(cache)]
         return max((int(table.row_nbytes().max(initial=0)) for table in tables), default=0)
 
-    def slot(self) -> int:
-        return sum(self._slots)
+    def slot(self, row: Row) -> int:
+        return sum(self._slots[row.model])
 
     def kept(self, row: ServedRow) -> list[int]:
         """Tokens that each layer holds of a row."""
@@ -229,7 +249,8 @@ class Runner:
         return cache.drop_step[:, index, : row.done]
 
     def _part(self, cache: PrunedCache, ids: Tensor, kind: Kind) -> Part:
-        return Part(cache, ids.to(self.pruned.device), self.method(kind.settings))
+        method = self.method(kind.model, kind.settings)
+        return Part(cache, ids.to(self.pruned.device), method, self.models[kind.model])
 
     def _place(self, row: ServedRow) -> tuple[PrunedCache, int]:
         if row in self.reading:
@@ -238,7 +259,8 @@ class Runner:
         return group.cache, group.rows.index(row)
 
     def _new_cache(self, kind: Kind) -> PrunedCache:
-        return PrunedCache(self.pruned, record=kind.recorded, kv=self.kv, arena=self.arena)
+        pruned = self.models[kind.model]
+        return PrunedCache(pruned, record=kind.recorded, kv=self.kv, arena=self.arena)
 
     def _join_group(self, row: ServedRow) -> None:
         if row.kind not in self.groups:
@@ -248,11 +270,11 @@ class Runner:
         group.rows.append(row)
         self._known.pop(id(group), None)
 
-    def _fingerprint(self, kind: Kind) -> Mapping[str, Any]:
+    def fingerprint(self, kind: Kind) -> Mapping[str, Any]:
         """It does not change while a model is served, and takes milliseconds."""
         if kind not in self._fingerprints:
             own = dict(self._new_cache(kind).fingerprint())
-            settings = self.method(kind.settings).to_dict()
+            settings = self.method(kind.model, kind.settings).to_dict()
             own |= {f"method.{name}": value for name, value in settings.items()}
             self._fingerprints[kind] = own
         return self._fingerprints[kind]

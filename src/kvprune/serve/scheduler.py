@@ -11,6 +11,7 @@ way, never the oldest: so somebody always gets on.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -38,6 +39,7 @@ class Row:
         self.done = 0
         self.stops_at = stops_at  # lengths at which a read ends, for a snapshot
         self.at_once = at_once  # whether the prompt must be read in one step
+        self.model = ""  # rows of one model keep about as much of what they read
         self.arrival = 0
         self.preemptions = 0
 
@@ -65,8 +67,8 @@ class Sizes(Protocol):
     def copies(self) -> int:
         """Bytes that a row which moves takes twice for a moment, at most."""
 
-    def slot(self) -> int:
-        """Bytes of one token that every layer keeps."""
+    def slot(self, row: Row) -> int:
+        """Bytes of one token of the row that every layer keeps."""
 
 
 @dataclass
@@ -121,7 +123,7 @@ class Scheduler:
         self.sizes, self.usable = sizes, int(USABLE * budget)
         self.max_rows, self.chunk = max_rows, max(chunk, max_rows)
         self.admission: Admission = admission
-        self.forecast = Forecast()
+        self.forecasts: dict[str, Forecast] = {}
         self.waiting: deque[Row] = deque()
         self.running: list[Row] = []  # the oldest first
         self._arrivals = 0
@@ -134,10 +136,19 @@ class Scheduler:
     def remove(self, row: Row) -> None:
         """A row has ended, or is not wanted any more."""
         if row in self.running:
-            self.forecast.learn(row, self.sizes.held(row), self.sizes.slot())
+            self.forecast(row).learn(row, self.sizes.held(row), self.sizes.slot(row))
             self.running.remove(row)
         else:
             self.waiting.remove(row)
+
+    def forecast(self, row: Row) -> Forecast:
+        """What is known of rows like this one."""
+        return self.forecasts.setdefault(row.model, Forecast())
+
+    def was_short(self, rows: Iterable[Row]) -> None:
+        """These had to give way."""
+        for forecast in {self.forecast(row) for row in rows}:
+            forecast.was_short()
 
     def plan(self) -> Plan:
         plan = Plan()
@@ -167,7 +178,7 @@ class Scheduler:
             plan.work[row] = count
             free, tokens = free - need, tokens - min(count, tokens)
         if plan.preempt:
-            self.forecast.was_short()
+            self.was_short(plan.preempt)
         elif not plan.too_large:
             self._admit(plan, free, tokens)
         return plan
@@ -187,19 +198,16 @@ class Scheduler:
 
     def _admit(self, plan: Plan, free: int, tokens: int) -> None:
         """Let rows in while tokens, rows and bytes last, in the order of their arrival."""
-        slot = self.sizes.slot()
         expected = 0.0
         if self.admission != "optimistic":
             for row in self.running:
-                expected += max(
-                    self.forecast.bytes(row, slot, self.admission), self.sizes.held(row)
-                )
+                expected += max(self._later(row), self.sizes.held(row))
         for row in self.waiting:
             count = row.next_tokens(tokens)
             if not count or not tokens or len(self.running) + len(plan.admit) >= self.max_rows:
                 return
             need = self.sizes.held(row) + self.sizes.need(row, count)
-            later = max(self.forecast.bytes(row, slot, self.admission), float(need))
+            later = max(self._later(row), float(need))
             alone = not self.running and not plan.admit
             if need > free or (expected + later > self.usable and not alone):
                 if alone:
@@ -210,6 +218,10 @@ class Scheduler:
             plan.admit.append(row)
             plan.work[row] = count
             free, tokens = free - need, tokens - min(count, tokens)
+
+    def _later(self, row: Row) -> float:
+        """Bytes that a row is expected to take in the end."""
+        return self.forecast(row).bytes(row, self.sizes.slot(row), self.admission)
 
     def _latest(self, plan: Plan, row: Row) -> Row | None:
         """The latest row that came after this one and still runs."""

@@ -12,7 +12,7 @@ from kvprune.serve.fleet import Fleet
 from kvprune.serve.limits import Limits
 from kvprune.serve.metrics import Metrics
 from kvprune.serve.prompts import Prompt, Prompts
-from kvprune.serve.request import RequestError
+from kvprune.serve.request import RequestError, unknown_model
 from kvprune.serve.seam import ServingEngine
 from kvprune.serve.streams import Answer, dead
 from kvprune.serve.token_texts import TokenTexts
@@ -62,15 +62,11 @@ class Service:
         if not self.engine.ready:
             raise RequestError("the model is still loading", status=503, code="loading")
 
-    def check_model(self, model: str | None) -> None:
-        if model is not None and model != self.engine.name:
-            raise RequestError(
-                f"the model {model[:100]!r} does not exist here; this server has "
-                f"{self.engine.name!r}",
-                status=404,
-                code="model_not_found",
-                param="model",
-            )
+    def check_model(self, model: str | None) -> str:
+        """The name of the model that is meant: as given, or the first."""
+        if model is not None and model not in self.engine.models:
+            raise unknown_model(model, self.engine.models)
+        return model or self.engine.name
 
     def new_tokens(self, prompt: Prompt, wanted: int | None, default: int | None) -> int:
         """How many to generate; None for `default`: as many as fit."""

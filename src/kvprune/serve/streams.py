@@ -49,7 +49,7 @@ class Answer:
         """Hand every request to the engine, or none of them."""
         for number, request in enumerate(self._requests):
             self._submitted[request.id] = request.n
-            self._clock.submitted(request.id)
+            self._clock.submitted(request.id, request.model)
             try:
                 self._engine.submit(request, self._sink(number, request))
             except Exception as error:

@@ -37,20 +37,20 @@ FLEET_FRAME_SECONDS = 0.25  # the same of several replicas
 
 @router.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
-    """The one model that is served."""
-    return {"object": "list", "data": [_model(_service(request))]}
+    """What is served: one model, or several strengths of one."""
+    service = _service(request)
+    return {"object": "list", "data": [_model(service, name) for name in service.engine.models]}
 
 
 @router.get("/v1/models/{id:path}")
 async def model(id: str, request: Request) -> dict[str, Any]:
     service = _service(request)
-    service.check_model(id)
-    return _model(service)
+    return _model(service, service.check_model(id))
 
 
-def _model(service: Service) -> dict[str, Any]:
+def _model(service: Service, name: str) -> dict[str, Any]:
     return {
-        "id": service.engine.name,
+        "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "kvprune",

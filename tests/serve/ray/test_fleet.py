@@ -15,6 +15,8 @@ from kvprune.serve.metrics import Metrics
 from kvprune.serve.ray.board import FORGET_SECONDS, Board
 from kvprune.serve.request import RowStatus, Status
 
+READ = {"prompt_tokens": 3}
+
 
 def status(name, rows, bytes_=10, kept=(3, 4), **counters):
     made = tuple(RowStatus(f"{name}{i}", 0, "running", 9, 8, 5.5, 4) for i in range(rows))
@@ -24,7 +26,7 @@ def status(name, rows, bytes_=10, kept=(3, 4), **counters):
 class Engine:
     """As much of one as metrics read."""
 
-    name, alive, failure = "model", True, ""
+    name, models, alive, failure = "model", ("model",), True, ""
 
     def __init__(self, found):
         self.found = found
@@ -53,8 +55,8 @@ class Fleet:
 @pytest.fixture
 def fleet():
     return Fleet(
-        report("aaaa1111", status("a", 2, dropped_by_layer=(1, 2))),
-        report("bbbb2222", status("b", 1, bytes_=30, kept=(), dropped_by_layer=())),
+        report("aaaa1111", status("a", 2, dropped_by_layer=(1, 2), by_model={"model": READ})),
+        report("bbbb2222", status("b", 1, 30, (), dropped_by_layer=(), by_model={"model": READ})),
         report("cccc3333", status("c", 5), age=STALE_SECONDS + 1),
     )
 
@@ -75,7 +77,9 @@ def test_one_state_of_all(engine, fleet):
         40, 200, 2, 14,
     )  # fmt: skip
     assert state["kept_by_layer"] == [3, 4]
-    assert state["counters"] == {"steps": 14, "dropped_by_layer": [1, 2]}
+    by_model = {"model": {"prompt_tokens": 6}}
+    counters = {"steps": 14, "dropped_by_layer": [1, 2], "by_model": by_model}
+    assert state["counters"] == counters
     assert len(state["rows"]) == 3
 
 

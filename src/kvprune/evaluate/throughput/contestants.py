@@ -14,10 +14,11 @@ from transformers.cache_utils import Cache
 from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
 from kvprune.evaluate.throughput.budgets import budgeted
-from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache
 from kvprune.evaluate.throughput.models import ModelPair
 from kvprune.evaluate.throughput.rigged import steady_votes
 from kvprune.integration.handle import Pruned, attach
+from kvprune.integration.row_lora import twin
 from kvprune.methods.base import Method
 from kvprune.methods.learned import PruningConfig
 

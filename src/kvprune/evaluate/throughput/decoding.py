@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +14,6 @@ from kvprune.cache.pruned_cache import PrunedCache
 from kvprune.errors import PruneError
 from kvprune.integration import host
 from kvprune.integration.handle import Pruned
-
-
-def twin(model: PreTrainedModel) -> PreTrainedModel:
-    """A second model with the same weights in the same memory: attach to one, leave the other."""
-    shared = [*model.parameters(), *model.buffers()]
-    return copy.deepcopy(model, {id(tensor): tensor for tensor in shared})
 
 
 def dense_cache(

@@ -16,8 +16,8 @@ from kvprune.adapters.pretrained import load_base, load_tokenizer
 from kvprune.adapters.resolve import resolve
 from kvprune.errors import PruneError
 from kvprune.evaluate.text_file import read_text
-from kvprune.evaluate.throughput.decoding import twin
 from kvprune.integration.handle import Pruned
+from kvprune.integration.row_lora import twin
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -19,6 +19,7 @@ class RayOptions:
     model: Annotated[str, "a model by name, or a folder that every node has"]
     adapter: Annotated[str | None, "an adapter for it"] = None
     name: Annotated[str | None, "as clients call it"] = None
+    beside: Annotated[tuple[str, ...], "other adapters of its base, over the same weights"] = ()
     replicas: Annotated[int, "how many; with max_replicas the fewest"] = 1
     max_replicas: Annotated[int | None, "the most, as the load asks for them"] = None
     cpus: Annotated[float, "cores of a replica, and threads"] = 1.0
@@ -30,6 +31,8 @@ class RayOptions:
     kv: Annotated[Literal["int8"] | None, "keys and values in a byte each"] = None
     kv_budget: Annotated[str | None, "bytes of a replica's caches"] = None
     prefix_budget: Annotated[str | None, "bytes of its kept prefixes"] = None
+    snapshots: Annotated[str | None, "a folder or URL where prefixes outlive a replica"] = None
+    snapshot_limit: Annotated[str, "bytes there"] = "10GB"
     max_rows: Annotated[int, "answers that a replica writes at once"] = 64
     max_waiting: Annotated[int, "that wait in it; more get status 429"] = 256
     chunk: Annotated[int, "tokens of a step while answers are written"] = 1024
@@ -55,7 +58,7 @@ class RayOptions:
             )
         if self.cpus <= 0:
             raise PruneError(f"cpus={self.cpus:g} must be more than 0")
-        for name in ("kv_budget", "prefix_budget"):
+        for name in ("kv_budget", "prefix_budget", "snapshot_limit"):
             if (size := getattr(self, name)) is not None:
                 in_bytes(size, name)
 

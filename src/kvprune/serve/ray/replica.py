@@ -112,22 +112,23 @@ def use_cores(threads: int) -> None:
 
 def open_engine(options: RayOptions) -> Engine:
     """Load the model and start the engine's thread."""
-    from kvprune.adapters.ready import load_ready, served_name
+    from kvprune.adapters.ready import load_served
     from kvprune.serve.engine import DEFAULT_SHARE, Engine
+    from kvprune.serve.snapshot_folder import open_folder
     from kvprune.utils.memory import available
 
-    loaded = load_ready(
-        options.model, options.adapter, options.dtype, options.device,
+    served = load_served(
+        (options.model, *options.beside), options.adapter, options.dtype, options.device,
         None if options.template is None else Path(options.template), log.info, options.kv,
         threshold=options.threshold, protect_recent=options.protect_recent,
     )  # fmt: skip
     # the other cores of this machine are there for other replicas, and so is their memory
     share = min(1.0, options.cpus / (os.cpu_count() or 1))
-    pruned = loaded.attached()
-    pruned.tokenizer = loaded.tokenizer
+    if options.name and not options.beside:
+        served = {options.name: next(iter(served.values()))}
+    folder = options.snapshots and open_folder(options.snapshots, options.snapshot_limit)
     engine = Engine(
-        pruned,
-        name=options.name or served_name(options.model),
+        served,
         budget=options.kv_budget or int(DEFAULT_SHARE * share * available()),
         kv=options.kv,
         max_rows=options.max_rows,
@@ -135,6 +136,7 @@ def open_engine(options: RayOptions) -> Engine:
         prefix_budget=options.prefix_budget,
         admission=options.admission,
         max_waiting=options.max_waiting,
+        snapshots=folder or None,
     )
     engine.start()
     return engine
