@@ -9,8 +9,8 @@ is alive and head, FLOPs and reads from the second-level cache:
 
 Each reads two operands, BLOCK·(D + Dv)·width bytes, and 4·BLOCK² of log keep; the first two kernels
 hold the other two operands, the last reads four and writes 4·BLOCK² once for all heads. In bfloat16
-with D = BLOCK = 64 that is 48, 64 and 32 FLOPs per byte of that cache; of memory, from which each
-operand is read once, more by the number of blocks.
+with D = 64, BLOCK = 32 that is 32, 43 and 16 FLOPs per byte of that cache; of memory, from which
+each operand is read once, more by the number of blocks.
 """
 
 from __future__ import annotations

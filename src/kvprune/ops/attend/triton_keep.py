@@ -3,7 +3,7 @@
 One program per row and block of keys walks down the stripe with the running sum of its keys, and
 stops when all of them are gone: Σ over the tiles alive of 2·BLOCK²·R FLOPs in float32 and one gate
 per pair. Bytes per tile: 4·BLOCK² written, 4·BLOCK·R read (q_int; k_int stays). With R = 64 and
-BLOCK = 64 that is 16 FLOPs per byte, bound by memory until the tile is read again by each head from
+BLOCK = 32 that is 11 FLOPs per byte, bound by memory until the tile is read again by each head from
 the second-level cache.
 """
 

@@ -3,8 +3,9 @@
 A vote affects its own query and every later one, so one program per row and block of keys walks up
 the stripe with the sum of the gradients below: 4·BLOCK²·R FLOPs per tile that is alive, one slope
 of the gate per pair, and 8·BLOCK² + 4·BLOCK·R bytes of memory. `queries_int_backward` multiplies
-the tiles by k_int: 2·BLOCK²·R FLOPs and 4·BLOCK² bytes. With R = BLOCK = 64 that is 21 and 32 FLOPs
-per byte: about where float32 products stop being bound by memory. The cost is that of one head.
+the tiles by k_int: 2·BLOCK²·R FLOPs and 4·BLOCK² bytes. With R = 64, BLOCK = 32 that is 16 and 32
+FLOPs per byte, near where float32 products stop being bound by memory. It costs as much as one
+head.
 """
 
 from __future__ import annotations
