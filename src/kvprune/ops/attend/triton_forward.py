@@ -3,7 +3,8 @@
 One program per row, head and block of queries. FLOPs: 2·BLOCK²·(D + Dv) per tile that is alive.
 Bytes per tile: keys and values BLOCK·(D + Dv)·width, and log keep 4·BLOCK², which all heads share
 and the second-level cache holds. In bfloat16 with D = 64 and BLOCK = 32 that is 21 FLOPs per byte
-of the cache. Of memory, from which mostly log keep is read: 2·BLOCK²·(D + Dv)·Hq / 4·BLOCK² = 64·Hq.
+of the cache. Of memory, from which mostly log keep is read, it is
+2·BLOCK²·(D + Dv)·Hq / 4·BLOCK² = 64·Hq.
 """
 
 from __future__ import annotations
