@@ -26,6 +26,8 @@ def small(monkeypatch):
     tiles = Tiles(16, "ieee", widen=True)
     monkeypatch.setattr(hard, "tiles_for", lambda *operands: tiles)
     monkeypatch.setattr(hard, "CHUNK", 32)
+    # lists of two blocks of queries at a time
+    monkeypatch.setattr(hard, "WORKSPACE", 200)
     monkeypatch.setattr(drop, "tiles_for", lambda *operands: tiles)
 
 

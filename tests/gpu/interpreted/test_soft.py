@@ -47,7 +47,7 @@ def layers_of(leaves):
 
 
 def check(
-    B=2, H=2, Hkv=1, T=37, D=8, V=8, R=5, gate=None, layers=1, beta=1.0, real=None,
+    B=1, H=2, Hkv=1, T=37, D=8, V=8, R=5, gate=None, layers=1, beta=1.0, real=None,
     protect=(0, 0), softcap=None, sinks=False, dtype=torch.float32, dropout=0.0, factors=None,
 ):  # fmt: skip
     leaves, wide = inputs(B, H, Hkv, T, D, V, R, layers, beta, dtype)
@@ -103,12 +103,12 @@ def test_temperature():
 
 @pytest.mark.parametrize("T", [1, 2, 15, 16, 17, 33, 50])
 def test_odd_lengths(T):
-    check(B=1, T=T, gate=Gate("alpha", 2.0))
+    check(T=T, gate=Gate("alpha", 2.0))
 
 
 @pytest.mark.parametrize(("H", "Hkv", "D", "V", "R"), [(3, 3, 5, 7, 1), (6, 2, 20, 16, 19)])
 def test_heads_and_widths(H, Hkv, D, V, R):
-    check(B=1, H=H, Hkv=Hkv, T=19, D=D, V=V, R=R)
+    check(H=H, Hkv=Hkv, T=19, D=D, V=V, R=R)
 
 
 def rows(T, *pads):
@@ -119,22 +119,22 @@ def rows(T, *pads):
 
 @pytest.mark.parametrize("pads", [(0, 3), (0, -5), (20, -20), (37, 0)])
 def test_padded_and_empty_rows(pads):
-    check(real=rows(37, *pads), gate=Gate("alpha", 2.0))
+    check(B=2, real=rows(37, *pads), gate=Gate("alpha", 2.0))
 
 
 def test_pads_in_the_middle():
-    real = torch.ones(2, 37, dtype=torch.bool)
+    real = torch.ones(1, 37, dtype=torch.bool)
     real[0, 14:33] = False
     check(real=real, gate=Gate("alpha", 2.0))
 
 
-@pytest.mark.parametrize("protect", [(2, 0), (0, 3), (2, 18)])
+@pytest.mark.parametrize("protect", [(2, 0), (1, 18)])
 def test_protected_tokens(protect):
-    check(protect=protect, gate=Gate("alpha", 4.0), real=rows(37, 0, 4))
+    check(protect=protect, gate=Gate("alpha", 4.0), real=rows(37, 4))
 
 
 def test_tied_with_depth():
-    check(layers=3, gate=Gate("alpha", 2.0), real=rows(37, 0, 18), beta=1.5)
+    check(layers=3, gate=Gate("alpha", 2.0), real=rows(37, 18), beta=1.5)
 
 
 def test_everything_is_dropped_but_the_token_itself():
@@ -154,10 +154,10 @@ def test_half_precision(dtype):
 
 def test_stripes_and_tiles_change_nothing(monkeypatch):
     """And a second run is the first, bit for bit: no two programs add to one number."""
-    leaves, _ = inputs(B=2, H=2, Hkv=1, T=50, D=8, V=8, R=5)
+    leaves, _ = inputs(B=1, H=2, Hkv=1, T=50, D=8, V=8, R=5)
 
     def run():
-        timeline = make_timeline(rows(50, 0, 7), (2, 50), CPU)
+        timeline = make_timeline(rows(50, 7), (1, 50), CPU)
         out, kept = soft_attention(
             *leaves[:3], layers_of(leaves), timeline, Gate("alpha", 2.0), AttentionForm(0.4),
             backend="triton",
@@ -174,12 +174,39 @@ def test_stripes_and_tiles_change_nothing(monkeypatch):
         assert_close(got, want, atol=1e-4, rtol=1e-4)
 
 
+def test_dropout():
+    """With values of 0 and 1 the output is the weights, so that the factors can be read off."""
+    T, share = 36, 0.3
+    leaves, _ = inputs(B=2, H=2, Hkv=1, T=T, D=8, V=8, R=5)
+    timeline, eye = make_timeline(None, (2, T), CPU), torch.eye(T).expand(2, 1, T, T)
+
+    def weights(dropout):
+        torch.manual_seed(3)
+        form = AttentionForm(0.4, None, dropout)
+        with torch.no_grad():
+            return soft_attention(
+                *leaves[:2], eye, layers_of(leaves), timeline, Gate("alpha", 1.5), form,
+                backend="triton",
+            )[0].double()  # fmt: skip
+
+    plain, dropped = weights(0.0), weights(share)
+    factors = (dropped / plain).where(plain > 0, 0.0)
+    alive = factors > 0
+    assert_close(factors, alive / (1 - share), atol=1e-5, rtol=1e-5, check_dtype=False)
+    # 2,600 draws: a standard deviation is 0.009
+    assert abs(float(alive[plain > 0].double().mean()) - (1 - share)) < 0.04
+    assert not torch.equal(alive[0, 0], alive[0, 1])
+    assert not torch.equal(alive[0], alive[1])
+    torch.manual_seed(3)
+    check(B=2, T=T, dropout=share, factors=alive / (1 - share))
+
+
 def test_as_an_operator(monkeypatch):
     """What a compiled graph calls gives the same, in the shapes and strides that it was told."""
-    leaves, _ = inputs(B=2, H=2, Hkv=1, T=37, D=8, V=8, R=5)
+    leaves, _ = inputs(B=1, H=2, Hkv=1, T=33, D=8, V=8, R=5)
     # as the projections of a host leave them
     leaves[0] = leaves[0].detach().transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
-    timeline, form = make_timeline(None, (2, 37), CPU), AttentionForm(0.4, 2.0)
+    timeline, form = make_timeline(None, (1, 33), CPU), AttentionForm(0.4, 2.0)
     arguments = (*leaves[:3], layers_of(leaves), timeline)
     want = soft_attention(*arguments, Gate("alpha", 1.5), form, backend="triton")
     monkeypatch.setattr(soft.SOFT_FORWARD, "best_backend", lambda x: "triton")

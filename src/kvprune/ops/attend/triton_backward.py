@@ -9,39 +9,48 @@ is alive and head, FLOPs and reads from the second-level cache:
 
 Each reads two operands, BLOCK·(D + Dv)·width bytes, and 4·BLOCK² of log keep; the first two kernels
 hold the other two operands, the last reads four and writes 4·BLOCK² once for all heads. In bfloat16
-with D = BLOCK = 64 that is 48, 64 and 32 FLOPs per byte of that cache; of memory, from which each
-operand is read once, more by the number of blocks.
+with D = 64, BLOCK = 32 that is 32, 43 and 16 FLOPs per byte of that cache; of memory, from which
+each operand is read once, more by the number of blocks.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from kvprune.ops.attend.triton_tiles import capped, product, put_rows, rows_of, stays, tile_of
+from kvprune.ops.attend.triton_tiles import (
+    capped,
+    product,
+    put_rows,
+    rows_of,
+    stays,
+    tile_of,
+    turned_tile_of,
+)
 from kvprune.ops.gpu import Block, jit
 
 
 @jit
 def logits_grad(
-    q: Block, k: Block, v: Block, grad: Block, bias: Block, least: Block, delta: Block,
-    head: Block, query: Block, key: Block, scaling: Block, cap: Block, share: Block, seed: Block,
-    CAP: tl.constexpr, DROPOUT: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr,
-    WIDEN: tl.constexpr,
+    left: Block, right: Block, left_v: Block, right_v: Block, bias: Block, least: Block,
+    delta: Block, head: Block, query: Block, key: Block, scaling: Block, cap: Block, share: Block,
+    seed: Block, CAP: tl.constexpr, DROPOUT: tl.constexpr, BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr, WIDEN: tl.constexpr,
 ) -> tuple[Block, Block, Block]:  # fmt: skip
     """Of a tile: the weights that met the values, d loss/d logits, and d logits/d (q·k · scaling).
 
     d logits = weights ∘ (d weights − delta), where delta = Σ weights ∘ d weights = Σ out ∘ d out.
+    Given q, k, d out, v it is queries × keys, and given k, q, v, d out it is keys × queries.
     """
-    logits = capped(product(q, tl.trans(k), PRECISION, WIDEN) * scaling, cap, CAP)
-    weights = tl.exp(logits + bias - least[:, None])
-    used, grad_weights = weights, product(grad, tl.trans(v), PRECISION, WIDEN)
+    logits = capped(product(left, tl.trans(right), PRECISION, WIDEN) * scaling, cap, CAP)
+    weights = tl.exp(logits + bias - least)
+    used, grad_weights = weights, product(left_v, tl.trans(right_v), PRECISION, WIDEN)
     if DROPOUT:
         factors = stays(seed, head, query, key, share, BLOCK)
         used, grad_weights = weights * factors, grad_weights * factors
     bend = 1.0
     if CAP:
         bend = 1 - (logits / cap) * (logits / cap)
-    return used, weights * (grad_weights - delta[:, None]), bend
+    return used, weights * (grad_weights - delta), bend
 
 
 @jit
@@ -69,10 +78,10 @@ def queries_backward(
             key = j * BLOCK + tl.arange(0, BLOCK)
             k = rows_of(k_ptr + shared * D, key, T, D, PADDED_D)
             v = rows_of(v_ptr + shared * V, key, T, V, PADDED_V)
-            tile = tl.load(bias + (row + j).to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK))
+            tile = tl.load(bias + turned_tile_of(row + j, BLOCK))
             _, grad_logits, bend = logits_grad(
-                q, k, v, grad, tile, least, delta, head, query, key, scaling, cap, share, seed,
-                CAP, DROPOUT, BLOCK, PRECISION, WIDEN,
+                q, k, grad, v, tile, least[:, None], delta[:, None], head, query[:, None],
+                key[None, :], scaling, cap, share, seed, CAP, DROPOUT, BLOCK, PRECISION, WIDEN,
             )  # fmt: skip
             total += product((grad_logits * bend).to(k.dtype), k, PRECISION, WIDEN)
     put_rows(grad_q + own * D, query, T, total * scaling, D, PADDED_D)
@@ -101,7 +110,7 @@ def keys_backward(
         number = (b * query_blocks + i) * key_blocks + j
         if tl.load(alive + number) != 0:
             query = (first + i) * BLOCK + tl.arange(0, BLOCK)
-            tile = tl.load(bias + number.to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK))
+            tile = tl.load(bias + tile_of(number, BLOCK))
             for g in range(GROUP):
                 head = kv_head * GROUP + g
                 own = head.to(tl.int64) * T
@@ -110,11 +119,12 @@ def keys_backward(
                 least = tl.load(lse + own + query, query < T, float("inf"))
                 delta = tl.load(deltas + own + query, query < T, 0.0)
                 used, grad_logits, bend = logits_grad(
-                    q, k, v, grad, tile, least, delta, head, query, key, scaling, cap, share, seed,
-                    CAP, DROPOUT, BLOCK, PRECISION, WIDEN,
+                    k, q, v, grad, tile, least[None, :], delta[None, :], head, query[None, :],
+                    key[:, None], scaling, cap, share, seed, CAP, DROPOUT, BLOCK, PRECISION,
+                    WIDEN,
                 )  # fmt: skip
-                total_v += product(tl.trans(used.to(q.dtype)), grad, PRECISION, WIDEN)
-                back = tl.trans((grad_logits * bend * scaling).to(q.dtype))
+                total_v += product(used.to(q.dtype), grad, PRECISION, WIDEN)
+                back = (grad_logits * bend * scaling).to(q.dtype)
                 total_k += product(back, q, PRECISION, WIDEN)
     put_rows(grad_k + shared * D, key, T, total_k, D, PADDED_D)
     put_rows(grad_v + shared * V, key, T, total_v, V, PADDED_V)
@@ -134,7 +144,7 @@ def log_keep_grad(
     b = tl.program_id(1)
     number = (b * query_blocks + i) * key_blocks + j
     if tl.load(alive + number) != 0:
-        place = number.to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK)
+        place = tile_of(number, BLOCK)
         tile = tl.load(bias + place)
         total = tl.load(grad_sum + b) * tl.exp(tile)
         query = (first + i) * BLOCK + tl.arange(0, BLOCK)
@@ -149,8 +159,8 @@ def log_keep_grad(
             least = tl.load(lse + own + query, query < T, float("inf"))
             delta = tl.load(deltas + own + query, query < T, 0.0)
             _, grad_logits, _ = logits_grad(
-                q, k, v, grad, tile, least, delta, head, query, key, scaling, cap, share, seed,
-                CAP, DROPOUT, BLOCK, PRECISION, WIDEN,
+                k, q, v, grad, tile, least[None, :], delta[None, :], head, query[None, :],
+                key[:, None], scaling, cap, share, seed, CAP, DROPOUT, BLOCK, PRECISION, WIDEN,
             )  # fmt: skip
             total += grad_logits
         tl.store(grad_bias + place, total)

@@ -2,15 +2,23 @@
 
 One program per row, head and block of queries. FLOPs: 2·BLOCK²·(D + Dv) per tile that is alive.
 Bytes per tile: keys and values BLOCK·(D + Dv)·width, and log keep 4·BLOCK², which all heads share
-and the second-level cache holds. In bfloat16 with D = BLOCK = 64 that is 32 FLOPs per byte of the
-cache. Of memory, from which mostly log keep is read: 2·BLOCK²·(D + Dv)·Hq / 4·BLOCK² = 64·Hq.
+and the second-level cache holds. In bfloat16 with D = 64 and BLOCK = 32 that is 21 FLOPs per byte
+of the cache. Of memory, from which mostly log keep is read, it is
+2·BLOCK²·(D + Dv)·Hq / 4·BLOCK² = 64·Hq.
 """
 
 from __future__ import annotations
 
 import triton.language as tl
 
-from kvprune.ops.attend.triton_tiles import capped, product, put_rows, rows_of, stays, tile_of
+from kvprune.ops.attend.triton_tiles import (
+    capped,
+    product,
+    put_rows,
+    rows_of,
+    stays,
+    turned_tile_of,
+)
 from kvprune.ops.gpu import Block, jit
 
 
@@ -43,7 +51,7 @@ def attend(
             key = j * BLOCK + tl.arange(0, BLOCK)
             k = rows_of(k_ptr + shared * D, key, T, D, PADDED_D)
             logits = capped(product(q, tl.trans(k), PRECISION, WIDEN) * scaling, cap, CAP)
-            logits += tl.load(bias + (row + j).to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK))
+            logits += tl.load(bias + turned_tile_of(row + j, BLOCK))
             above = tl.maximum(most, tl.max(logits, 1))
             # a query that has seen nothing yet: −∞ minus −∞ is NaN
             pivot = tl.where(above == float("-inf"), 0.0, above)
@@ -51,7 +59,7 @@ def attend(
             fade = tl.exp(most - pivot)
             total = total * fade + tl.sum(weights, 1)
             if DROPOUT:
-                weights *= stays(seed, head, query, key, share, BLOCK)
+                weights *= stays(seed, head, query[:, None], key[None, :], share, BLOCK)
             v = rows_of(v_ptr + shared * V, key, T, V, PADDED_V)
             sum_v = sum_v * fade[:, None] + product(weights.to(v.dtype), v, PRECISION, WIDEN)
             most = above

@@ -1,7 +1,9 @@
 """What all kernels of soft attention share: the size of a tile, products, and dropout.
 
-A tile is BLOCK queries × BLOCK keys. Log keep is the same for all heads, so it is computed once and
-kept as tiles, for one stripe of queries at a time: (B, query blocks, key blocks, BLOCK, BLOCK).
+A tile is BLOCK keys × BLOCK queries. Log keep is the same for all heads, so it is computed once
+and kept as tiles, for one stripe of queries at a time: (B, query blocks, key blocks, BLOCK, BLOCK).
+Keys come first because the programs that hold a block of keys from tile to tile then hold it as the
+left operand of their products, of which a warp needs its own rows and not all.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor
 from kvprune.ops.dispatch import interpreted
 from kvprune.ops.gpu import FUSION, Block, cdiv, jit
 
-# numbers in a workspace: 64 MB, of which a training step has two, whatever the text's length
+# numbers in a workspace, 64 MB, whatever the text's length; the backward pass has two
 WORKSPACE = 2**24
 
 
@@ -35,12 +37,11 @@ class Tiles(NamedTuple):
 
 
 def choose_tiles(size: int, hip: bool) -> Tiles:
-    """The largest tiles whose operands, rows of so many bytes, fit into shared memory.
+    """The largest tiles that stay in registers, of operands with rows of so many bytes.
 
-    It has 163 KB on sm_80 and 64 KB on gfx942.
+    With 32 × 32 that is so for heads of 128 numbers in bfloat16 and for votes of 64.
     """
-    room = 128 if hip else 256
-    block = 64 if size <= room else 32 if size <= 2 * room else 16
+    block = 32 if size <= 256 else 16
     # three products of 19 bits are a float32 product, at a third of the speed of tensor cores
     return Tiles(block, "ieee" if hip else "tf32x3", interpreted())
 
@@ -93,10 +94,17 @@ def put_rows(
 
 
 @jit
-def tile_of(BLOCK: tl.constexpr) -> Block:
-    """Where the numbers of a tile are."""
+def tile_of(number: Block, BLOCK: tl.constexpr) -> Block:
+    """Where the numbers of a tile are: keys × queries."""
     i = tl.arange(0, BLOCK)
-    return i[:, None] * BLOCK + i[None, :]
+    return number.to(tl.int64) * BLOCK * BLOCK + i[:, None] * BLOCK + i[None, :]
+
+
+@jit
+def turned_tile_of(number: Block, BLOCK: tl.constexpr) -> Block:
+    """The same as queries × keys."""
+    i = tl.arange(0, BLOCK)
+    return number.to(tl.int64) * BLOCK * BLOCK + i[:, None] + i[None, :] * BLOCK
 
 
 @jit
@@ -110,9 +118,12 @@ def capped(logits: Block, cap: Block, CAP: tl.constexpr) -> Block:
 
 @jit
 def stays(
-    seed: Block, head: Block, rows: Block, columns: Block, share: Block, BLOCK: tl.constexpr
+    seed: Block, head: Block, query: Block, key: Block, share: Block, BLOCK: tl.constexpr
 ) -> Block:
-    """The factors of dropout for a tile: a function of the numbers of head, query and key alone."""
+    """The factors of dropout for a tile: a function of the numbers of head, query and key alone.
+
+    One of query and key is a column, the other a row.
+    """
     zero = tl.zeros((BLOCK, BLOCK), dtype=tl.int32)
-    first = tl.philox(seed, zero + columns[None, :], zero + rows[:, None], zero + head, zero)[0]
+    first = tl.philox(seed, zero + key, zero + query, zero + head, zero)[0]
     return tl.where(tl.uint_to_uniform_float(first) >= share, 1 / (1 - share), 0.0)

@@ -3,8 +3,9 @@
 A vote affects its own query and every later one, so one program per row and block of keys walks up
 the stripe with the sum of the gradients below: 4·BLOCK²·R FLOPs per tile that is alive, one slope
 of the gate per pair, and 8·BLOCK² + 4·BLOCK·R bytes of memory. `queries_int_backward` multiplies
-the tiles by k_int: 2·BLOCK²·R FLOPs and 4·BLOCK² bytes. With R = BLOCK = 64 that is 21 and 32 FLOPs
-per byte: about where float32 products stop being bound by memory. The cost is that of one head.
+the tiles by k_int: 2·BLOCK²·R FLOPs and 4·BLOCK² bytes. With R = 64, BLOCK = 32 that is 16 and 32
+FLOPs per byte, near where float32 products stop being bound by memory. It costs as much as one
+head.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import triton.language as tl
 
 from kvprune.ops.alpha_sigmoid.triton import slope
 from kvprune.ops.attend.triton_keep import UNSEEN
-from kvprune.ops.attend.triton_tiles import product, put_rows, rows_of, tile_of
+from kvprune.ops.attend.triton_tiles import product, put_rows, rows_of, tile_of, turned_tile_of
 from kvprune.ops.gpu import Block, jit
 
 
@@ -46,15 +47,15 @@ def votes_backward(
             query = (first + i) * BLOCK + tl.arange(0, BLOCK)
             now = tl.load(clock + b * T + query, query < T, -1)
             q = rows_of(q_int + at * R, query, T, R, PADDED_R)
-            scores = product(q, tl.trans(k), PRECISION, WIDEN) + b0
-            place = number.to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK)
+            scores = product(k, tl.trans(q), PRECISION, WIDEN) + b0
+            place = tile_of(number, BLOCK)
             grad = tl.load(grad_bias + place)
-            back = tl.cumsum(grad, 0, reverse=True) + later[None, :]
-            later += tl.sum(grad, 0)
-            votes = now[:, None] >= votable[None, :]
+            back = tl.cumsum(grad, 1, reverse=True) + later[:, None]
+            later += tl.sum(grad, 1)
+            votes = now[None, :] >= votable[:, None]
             back = tl.where(votes, back * slope(scores, gate, KIND, True), 0.0)
             tl.store(grad_scores + place, back)
-            total_k += product(tl.trans(back), q, PRECISION, WIDEN)
+            total_k += product(back, q, PRECISION, WIDEN)
             total += tl.sum(back)
         i -= 1
     tl.store(grad_carry + b * T + key, later, inside)
@@ -79,6 +80,6 @@ def queries_int_backward(
         if tl.load(alive + number) != 0:
             key = j * BLOCK + tl.arange(0, BLOCK)
             k = rows_of(k_int + at * R, key, T, R, PADDED_R)
-            place = number.to(tl.int64) * BLOCK * BLOCK + tile_of(BLOCK)
-            total += product(tl.load(grad_scores + place), k, PRECISION, WIDEN)
+            tile = tl.load(grad_scores + turned_tile_of(number, BLOCK))
+            total += product(tile, k, PRECISION, WIDEN)
     put_rows(grad_q + at * R, query, T, total, R, PADDED_R)

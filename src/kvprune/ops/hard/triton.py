@@ -3,9 +3,10 @@
 `list_alive` writes, for each row and block of queries, the numbers of those keys in order; `attend`
 gathers them. Survivors lie scattered, so nearly every block of keys has one: a mask of blocks, as
 in FlexAttention, would skip little where this skips all that is gone. Memory: 4·B·S·T/BLOCK bytes
-for the lists while the layer runs. FLOPs: 2·(D + Dv) per query head and pair of a query and a key
-alive for its block. Bytes per BLOCK keys: BLOCK·(D + Dv)·width + 12·BLOCK, so in bfloat16 about
-BLOCK FLOPs per byte of the second-level cache, as dense flash attention.
+for the lists, a stripe of queries at a time so that it is 64 MB at most. FLOPs: 2·(D + Dv) per
+query head and pair of a query and a key alive for its block. Bytes per BLOCK keys:
+BLOCK·(D + Dv)·width + 12·BLOCK, so in bfloat16 about BLOCK FLOPs per byte of the second-level
+cache, as dense flash attention.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvprune.ops.attend.triton_tiles import (
+    WORKSPACE,
     capped,
     padded,
     product,
@@ -31,12 +33,12 @@ CHUNK = 512
 
 @jit
 def list_alive(
-    steps: Block, lists: Block, counts: Block, T: Block, S: Block, BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    steps: Block, lists: Block, counts: Block, first: Block, T: Block, S: Block,
+    BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ) -> None:  # fmt: skip
     """The keys that some query of a block may see, in order, and how many they are."""
     i, b = tl.program_id(0), tl.program_id(1)
-    start, past = i * BLOCK, S - T
+    start, past = (first + i) * BLOCK, S - T
     place = (b * tl.num_programs(0) + i).to(tl.int64)
     count = 0
     for chunk in range(0, tl.minimum(past + start + BLOCK, S), CHUNK):
@@ -54,7 +56,7 @@ def list_alive(
 @jit
 def attend(
     q_ptr: Block, k_ptr: Block, v_ptr: Block, steps: Block, lists: Block, counts: Block,
-    sinks: Block, out: Block, T: Block, S: Block, scaling: Block, cap: Block,
+    sinks: Block, out: Block, first: Block, T: Block, S: Block, scaling: Block, cap: Block,
     CAP: tl.constexpr, SINKS: tl.constexpr, HEADS: tl.constexpr, GROUP: tl.constexpr,
     D: tl.constexpr, PADDED_D: tl.constexpr, V: tl.constexpr, PADDED_V: tl.constexpr,
     BLOCK: tl.constexpr, PRECISION: tl.constexpr, WIDEN: tl.constexpr,
@@ -62,7 +64,7 @@ def attend(
     """out = softmax(q·k · scaling) v over the keys j with j ≤ k < step[j]."""
     i, head = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1)
     b, h = head // HEADS, head % HEADS
-    query = i * BLOCK + tl.arange(0, BLOCK)
+    query = (first + i) * BLOCK + tl.arange(0, BLOCK)
     own, shared = head.to(tl.int64) * T, (head // GROUP).to(tl.int64) * S
     q = rows_of(q_ptr + own * D, query, T, D, PADDED_D)
     most = tl.full((BLOCK,), float("-inf"), tl.float32)
@@ -74,8 +76,8 @@ def attend(
     past = S - T
     row = (b * tl.num_programs(0) + i).to(tl.int64)
     count = tl.load(counts + row)
-    for first in range(0, count, BLOCK):
-        at = first + tl.arange(0, BLOCK)
+    for start in range(0, count, BLOCK):
+        at = start + tl.arange(0, BLOCK)
         # beyond the list, a key that is nowhere
         key = tl.load(lists + row * S + at, at < count, S)
         step = tl.load(steps + b.to(tl.int64) * S + key, at < count, 0)
@@ -105,17 +107,23 @@ def hard_attention(
 ) -> Tensor:
     """See reference.hard_attention; without gradients and dropout."""
     (B, heads, T, D), (_, kv_heads, S, V) = q.shape, v.shape
-    tiles = tiles_for(q, v)
-    blocks, steps = cdiv(T, tiles.block), drop_step.contiguous()
-    lists = torch.empty(B * blocks * S, dtype=torch.int32, device=q.device)
-    counts = torch.empty(B * blocks, dtype=torch.int32, device=q.device)
-    list_alive[(blocks, B)](steps, lists, counts, T, S, BLOCK=tiles.block, CHUNK=CHUNK, **FUSION)
+    tiles, steps = tiles_for(q, v), drop_step.contiguous()
+    blocks = cdiv(T, tiles.block)
+    size = min(max(1, WORKSPACE // (B * S)), blocks)
+    lists = torch.empty(B * size * S, dtype=torch.int32, device=q.device)
+    counts = torch.empty(B * size, dtype=torch.int32, device=q.device)
     out = torch.empty(B, heads, T, V, dtype=q.dtype, device=q.device)
-    attend[(blocks, B * heads)](
-        q.contiguous(), k.contiguous(), v.contiguous(), steps, lists, counts,
-        q if form.sinks is None else form.sinks.contiguous(), out, T, S, form.scaling,
-        form.softcap or 1.0, CAP=form.softcap is not None, SINKS=form.sinks is not None,
-        HEADS=heads, GROUP=heads // kv_heads, D=D, PADDED_D=padded(D), V=V, PADDED_V=padded(V),
-        **tiles.options(),
-    )  # fmt: skip
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    sinks = q if form.sinks is None else form.sinks.contiguous()
+    for first in range(0, blocks, size):
+        here = min(size, blocks - first)
+        list_alive[(here, B)](
+            steps, lists, counts, first, T, S, BLOCK=tiles.block, CHUNK=CHUNK, **FUSION
+        )
+        attend[(here, B * heads)](
+            q, k, v, steps, lists, counts, sinks, out, first, T, S, form.scaling,
+            form.softcap or 1.0, CAP=form.softcap is not None, SINKS=form.sinks is not None,
+            HEADS=heads, GROUP=heads // kv_heads, D=D, PADDED_D=padded(D), V=V,
+            PADDED_V=padded(V), **tiles.options(),
+        )  # fmt: skip
     return out
