@@ -45,8 +45,8 @@ LIMITS = {
 }
 
 
-def compile_for(target, kernel, types, constants, num_warps=4, num_stages=1, **options):
-    """Compile a kernel; `types` as Triton writes them ("*fp32", "i32") by argument, in order.
+def compiled_kernel(target, kernel, types, constants, num_warps=4, num_stages=1, **options):
+    """What Triton makes of a kernel; `types` as Triton writes them ("*fp32", "i32") by argument.
 
     Arguments in `constants` may be left out of `types`.
     """
@@ -54,7 +54,12 @@ def compile_for(target, kernel, types, constants, num_warps=4, num_stages=1, **o
     assert all(name in constants for name, kind in signature.items() if kind == "constexpr")
     source = ASTSource(kernel, signature, constants)
     options |= {"num_warps": num_warps, "num_stages": num_stages, **FUSION}
-    compiled = triton.compile(source, target=TARGETS[target], options=options)
+    return triton.compile(source, target=TARGETS[target], options=options)
+
+
+def compile_for(target, kernel, types, constants, num_warps=4, num_stages=1, **options):
+    """What a kernel takes of a device; arguments as those of `compiled_kernel`."""
+    compiled = compiled_kernel(target, kernel, types, constants, num_warps, num_stages, **options)
     threads = num_warps * TARGETS[target].warp_size
     shared = compiled.metadata.shared
     if "amdgcn" in compiled.asm:

@@ -13,13 +13,15 @@ from torch import Tensor
 
 from kvprune.cache.arena import Arena
 from kvprune.cache.chunk import Extent
-from kvprune.cache.layout import Layout, by_slot, copy_slots
+from kvprune.cache.layout import STEP, Layout, by_slot, copy_slots
+from kvprune.cache.lengths import Lengths
 from kvprune.cache.slots import check_columns
 from kvprune.errors import BudgetError, PruneError
 from kvprune.ops.decode import REMOVE
 from kvprune.ops.decode.table import (
     HEAD_MAJOR,
     PLACES,
+    DevicePlaces,
     Members,
     Places,
     Slots,
@@ -32,8 +34,6 @@ from kvprune.ops.int8 import dequantise, quantise
 if TYPE_CHECKING:
     from kvprune.ops.jit import Array
 
-# capacities are multiples of this
-STEP = 4
 # a row that fills less than this of its extent moves to a smaller one
 MIN_USE = 0.85
 
@@ -63,6 +63,7 @@ class ExtentTable:
     """
 
     packed = True
+    for_kernels = True
 
     def __init__(
         self,
@@ -90,14 +91,31 @@ class ExtentTable:
         self._widths = np.array(self.layout.widths, dtype=np.int64)
         self._extents: list[Extent | None] = []
         self._where = np.zeros((0, len(PLACES)), np.int64)
-        self._kept = np.zeros(0, np.int64)
+        # no row has more tokens; exact unless a GPU's kernels are at work
+        self._most = np.zeros(0, np.int64)
+        self._lengths: Lengths | None = None
+        self._moved = False  # whether `_where` has changed
+        # whether kernels run beside the host, which then must not wait for them
+        self.apart = self.arena.device.type != "cpu"
         # in an arena that others share, what this table holds must go back when it dies
         weakref.finalize(self, _give_back, self.arena, self._extents)
         self.add_rows(rows)
 
     @property
+    def _kept(self) -> Array:
+        """Tokens of each row: (B,). The host may change them, and waits until it knows them."""
+        if self._lengths is not None:
+            self._lengths.wait()
+            self._lengths = None
+        return self._most
+
+    @_kept.setter
+    def _kept(self, kept: Array) -> None:
+        self._most = kept
+
+    @property
     def rows(self) -> int:
-        return len(self._kept)
+        return len(self._most)
 
     @property
     def width(self) -> int:
@@ -107,6 +125,8 @@ class ExtentTable:
 
     @property
     def kept(self) -> Tensor:
+        if self._lengths is not None:
+            return self._lengths.kept.clone()
         return torch.tensor(self._kept, device=self.stored.device)
 
     @property
@@ -274,6 +294,8 @@ class ExtentTable:
         anything changes, so that a budget that refuses them costs nothing.
         """
         wanted: list[int] = rows.tolist()
+        # known before copies are made: how long they are follows from it
+        kept = self._kept
         takes = {b: i for i, b in reversed(list(enumerate(wanted)))}
         copies: dict[int, Extent | None] = {}
         try:
@@ -286,7 +308,7 @@ class ExtentTable:
         _give_back(self.arena, [e for b, e in enumerate(self._extents) if b not in takes])
         old = self._extents.copy()
         self._extents[:] = [copies[i] if i in copies else old[b] for i, b in enumerate(wanted)]
-        self._where, self._kept = self._where[wanted], self._kept[wanted]
+        self._where, self._kept = self._where[wanted], kept[wanted]
         for i in copies:
             self._locate(i, roomy(int(self._kept[i])))
 
@@ -319,16 +341,53 @@ class ExtentTable:
         )  # fmt: skip
         return places, mask
 
+    def prepare_on_device(
+        self, mask: Tensor | None, room: int = 1
+    ) -> tuple[DevicePlaces, Tensor | None]:
+        if not self.apart:
+            places, mask = self.prepare(mask, room)
+            return DevicePlaces.of(places, self.layout.align), mask
+        if self._lengths is None:
+            self._lengths = Lengths(self._most, self._where, self.arena.device)
+        lengths, layout = self._lengths, self.layout
+        lengths.catch_up()
+        self._shrink()
+        self.reserve(room)
+        if self._moved:
+            lengths.locate(self._where)
+            self._moved = False
+        most = int(self._most.max(initial=0))
+        lengths.step(room)
+        return DevicePlaces(
+            lengths.where, lengths.kept, most, layout.stored, layout.int_stored, self._widths,
+            self.rotation, layout.align,
+        ), mask  # fmt: skip
+
     def reserve(self, room: int = 1) -> None:
         """Make room for this many more tokens in every row."""
-        self._reserve(self._kept + room, roomy)
+        lengths = self._lengths
+        try:
+            if lengths is not None:
+                lengths.catch_up()
+            self._reserve(self._most + room, roomy)
+        except BudgetError:
+            if lengths is None or not lengths.behind:
+                raise
+            # the host counts tokens that may have left: before it refuses anything it must know
+            lengths.wait()
+            self._reserve(self._most + room, roomy)
 
     def finish(self) -> None:
+        # rows whose kernel is still at work are looked after before the next one
+        if self._lengths is None:
+            self._shrink()
+
+    def _shrink(self) -> None:
         """Give back what is far too much: rows that have lost many tokens move."""
-        enough = self._kept + (self._kept >> 4) + STEP
+        enough = self._most + (self._most >> 4) + STEP
         for b in np.flatnonzero(enough < MIN_USE * self._where[:, -1]).tolist():
             try:
-                self._move(b, roomy(int(self._kept[b])))
+                self._move(b, roomy(int(self._most[b])))
             except BudgetError:
                 # there is no room for both copies: the row stays roomy until there is
                 break
@@ -336,9 +395,12 @@ class ExtentTable:
 
     def copy_to(self, arena: Arena) -> ExtentTable:
         """A copy in another arena, perhaps on another device."""
+        # first: what is copied must be known
+        assert len(self._kept) == self.rows
         new = copy.copy(self)
         new.arena, new.stored = arena, self.stored.to(arena.device)
         new.rotation = None if self.rotation is None else self.rotation.to(arena.device)
+        new.apart = self.apart if arena.device == self.arena.device else arena.device.type != "cpu"
         new._extents = [None] * self.rows
         new._where, new._kept = np.zeros_like(self._where), np.zeros_like(self._kept)
         weakref.finalize(new, _give_back, arena, new._extents)
@@ -378,19 +440,20 @@ class ExtentTable:
 
     def _copy(self, b: int, capacity: int | None = None) -> Extent | None:
         """A new extent with a row's tokens, and room for a sixteenth more."""
-        capacity = roomy(int(self._kept[b])) if capacity is None else capacity
+        capacity = roomy(int(self._most[b])) if capacity is None else capacity
         if not capacity:
             return None
         extent = self.arena.take(self.layout.nbytes(capacity), self)
         old = self._extents[b]  # after `take`, which may have moved the row
         if old is not None:
             source = old.bytes, int(self._where[b, -1])
-            copy_slots(self.layout, source, (extent.bytes, capacity), int(self._kept[b]))
+            copy_slots(self.layout, source, (extent.bytes, capacity), int(self._most[b]))
         return extent
 
     def _locate(self, b: int, capacity: int) -> None:
         extent = self._extents[b]
         self._where[b] = 0 if extent is None else self.layout.places(extent.address, capacity)
+        self._moved = True
 
     def _nbytes(self, b: int) -> int:
         extent = self._extents[b]

@@ -11,11 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvprune.cache.chunk import ALIGN
 from kvprune.errors import PruneError
 from kvprune.ops.decode.table import HEAD_MAJOR, PLACES
 
 if TYPE_CHECKING:
     from kvprune.ops.jit import Array
+
+# capacities of extents are multiples of this
+STEP = 4
 
 # how keys, values and interaction keys may be stored besides the model's own dtype
 KV_FORMS = ("int8",)
@@ -103,6 +107,12 @@ class Layout:
     def scaled(self) -> bool:
         """Whether keys and values have scales."""
         return self.stored is torch.int8
+
+    @property
+    def align(self) -> int:
+        """Bytes of which all columns of vectors start at a multiple, if capacities are of STEP."""
+        columns = ("keys", "values", "key_int")
+        return math.gcd(ALIGN, *(STEP * self.starts[name] for name in columns))
 
     @property
     def dense_nbytes(self) -> int:

@@ -24,7 +24,7 @@ from kvprune.cache.slots import SlotTable
 from kvprune.cache.snapshot import Snapshot
 from kvprune.cache.storage import Storage
 from kvprune.errors import PruneError
-from kvprune.ops.timeline import Protection, Timeline, make_timeline
+from kvprune.ops.timeline import Protection, Timeline, make_timeline, would_wait
 from kvprune.utils.handles import new_handle
 
 if TYPE_CHECKING:
@@ -92,8 +92,7 @@ class PrunedCache(Cache):
     def _twin(self) -> PrunedCache:
         """An empty cache with the same options, in the same arena."""
         pruned, options = self._model(), dict(self._options)
-        store = self.storage.store
-        if store == "extents" or (store is None and pruned.device.type == "cpu"):
+        if self.storage.in_extents(pruned.model.dtype, pruned.device):
             options["arena"] = self.storage.arena_on(pruned.device)
         return PrunedCache(pruned, **options)
 
@@ -117,7 +116,7 @@ class PrunedCache(Cache):
         real: Tensor | None = None
         start: Tensor | int = self.seen
         T = shape[1]
-        if mask is not None and not bool(mask.all()):
+        if mask is not None and (would_wait(mask, T) or not bool(mask.all())):
             real, start = mask[:, -T:].bool(), mask[:, :-T].sum(-1)
         elif self._tokens is not None and bool((self._tokens < self.seen).any()):
             raise PruneError(
@@ -125,13 +124,14 @@ class PrunedCache(Cache):
                 f"no pads before the shorter ones; pass cache.attention_mask(new)"
             )
         tokens = start + (T if real is None else real.sum(-1))
-        self._tokens = tokens.cpu() if isinstance(tokens, Tensor) else None
+        self._tokens = tokens if isinstance(tokens, Tensor) else None
         return make_timeline(real, shape, device, protection, start)
 
     @property
     def tokens(self) -> Tensor:
         """Tokens that each row has read, without pads: (B,)."""
         if self._tokens is not None:
+            self._tokens = self._tokens.cpu()
             return self._tokens
         return torch.full((self._tables()[0].rows,), self.seen)
 
@@ -211,12 +211,12 @@ class PrunedCache(Cache):
     def batch_select_indices(self, indices: Tensor) -> None:
         super().batch_select_indices(indices)
         if self._tokens is not None:
-            self._tokens = self._tokens[torch.as_tensor(indices).cpu()]
+            self._tokens = self.tokens[torch.as_tensor(indices).cpu()]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         super().reorder_cache(beam_idx)  # type: ignore[arg-type]
         if self._tokens is not None:
-            self._tokens = self._tokens[beam_idx.cpu()]
+            self._tokens = self.tokens[beam_idx.cpu()]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         super().batch_repeat_interleave(repeats)

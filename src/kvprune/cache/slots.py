@@ -14,6 +14,7 @@ from kvprune.errors import PruneError
 from kvprune.ops.decode.table import (
     HEAD_MAJOR,
     PLACES,
+    DevicePlaces,
     Members,
     Places,
     join_columns,
@@ -118,6 +119,10 @@ class SlotTable:
     @property
     def nbytes(self) -> int:
         return sum(column.untyped_storage().nbytes() for column in self.columns.values())
+
+    @property
+    def for_kernels(self) -> bool:
+        return self.valid.device.type == "cpu"
 
     @property
     def stored(self) -> Tensor:
@@ -336,6 +341,12 @@ class SlotTable:
             self._places = self._find_places()
         self._places.kept[:] = self.kept
         return self._places, mask
+
+    def prepare_on_device(
+        self, mask: Tensor | None, room: int = 1
+    ) -> tuple[DevicePlaces, Tensor | None]:
+        places, mask = self.prepare(mask, room)
+        return DevicePlaces.of(places), mask
 
     def finish(self) -> None:
         assert self._places is not None

@@ -13,6 +13,8 @@ from kvprune.cache.extents import ExtentTable
 from kvprune.cache.layout import INT_FORMS, KV_FORMS, Layout
 from kvprune.cache.slots import SlotTable
 from kvprune.errors import PruneError
+from kvprune.ops.decode import DECODE
+from kvprune.ops.dispatch import REFERENCE
 from kvprune.utils.parse import in_bytes
 
 STORES = ("extents", "slots")
@@ -22,7 +24,7 @@ STORES = ("extents", "slots")
 class Storage:
     """Extents in one arena for all layers, or rectangular slots; see `PrunedCache`."""
 
-    store: Literal["extents", "slots"] | None = None  # None: slots on a GPU, extents elsewhere
+    store: Literal["extents", "slots"] | None = None  # None: extents where a kernel reads them
     kv: str | None = None
     key_int: str | None = None
     budget: int | str | None = None
@@ -55,7 +57,7 @@ class Storage:
         dtype: torch.dtype,
         device: torch.device,
     ) -> SlotTable | ExtentTable:
-        if self.store == "slots" or (self.store is None and device.type != "cpu"):
+        if not self.in_extents(dtype, device):
             return SlotTable(
                 rows, heads, key_dim, value_dim=value_dim, rank=rank, extra=extra, dtype=dtype,
                 device=device,
@@ -64,6 +66,13 @@ class Storage:
             rows, heads, key_dim, value_dim=value_dim, rank=rank, extra=extra, dtype=dtype,
             arena=self.arena_on(device), kv=self.kv, key_int=self.key_int,
         )  # fmt: skip
+
+    def in_extents(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether tables for this device are extents; torch alone reads slots faster on a GPU."""
+        if self.store is None:
+            own = torch.empty(0, dtype=dtype, device=device)
+            return device.type == "cpu" or DECODE.best_backend(own) != REFERENCE
+        return self.store == "extents"
 
     def forms(self, dtype: torch.dtype) -> dict[str, str]:
         """How keys, values and interaction keys are stored, for a model of this dtype."""

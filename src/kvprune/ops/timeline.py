@@ -78,6 +78,11 @@ class Protection:
         return votable.where(position >= self.first, NEVER) if self.first else votable
 
 
+def would_wait(x: Tensor, T: int) -> bool:
+    """Whether a look at x costs more than it can save: for a single token, the wait for a GPU."""
+    return x.device.type != "cpu" and T == 1
+
+
 def make_timeline(
     real: Tensor | None,
     shape: tuple[int, int],
@@ -96,7 +101,8 @@ def make_timeline(
         return Timeline(clock, clock, rules.votable_from(clock), padded=False)
     start = start[:, None] if isinstance(start, Tensor) else start
     # a graph cannot depend on what a tensor holds
-    if real is None or (not torch.compiler.is_compiling() and bool(real.all())):
+    look = real is not None and not torch.compiler.is_compiling() and not would_wait(real, T)
+    if real is None or (look and bool(real.all())):
         clock = (torch.arange(T, dtype=torch.int32, device=device) + start).int().expand(B, T)
         return Timeline(clock, clock, rules.votable_from(clock), padded=False)
     position = (real.cumsum(-1) - 1 + start).int()

@@ -9,14 +9,14 @@ from kvprune.errors import PruneError
 from kvprune.ops.decode import reference
 from kvprune.ops.decode.reference import Decoded, NewToken, Votes
 from kvprune.ops.decode.table import Table
-from kvprune.ops.dispatch import Operation
+from kvprune.ops.dispatch import REFERENCE, Operation
 from kvprune.ops.form import AttentionForm
 
 __all__ = ["DECODE", "REMOVE", "Decoded", "NewToken", "Votes", "decode"]
 
 STORED = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
-DECODE = Operation(reference.decode, cpu=STORED)
-REMOVE = Operation(reference.remove, cpu=STORED)
+DECODE = Operation(reference.decode, cpu=STORED, triton=STORED)
+REMOVE = Operation(reference.remove, cpu=STORED, triton=STORED)
 
 
 def decode(
@@ -30,6 +30,8 @@ def decode(
     backend: str | None = None,
 ) -> Decoded:
     """See `reference.decode`; `backend` names an implementation, by default the best that fits."""
+    if backend is None and not table.for_kernels:
+        backend = REFERENCE
     implementation = DECODE.implementation(table.stored, backend)
     if also_drop is not None and also_drop.shape != (table.rows, table.width):
         raise PruneError(

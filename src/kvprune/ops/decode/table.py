@@ -50,12 +50,36 @@ class Places(NamedTuple):
     rotation: Tensor | None = None  # (D, D), what keys were multiplied by before they were stored
 
 
+class DevicePlaces(NamedTuple):
+    """`Places` for kernels of a GPU; what is a tensor lies there, and the host does not read it."""
+
+    where: Tensor  # (B, 9) int64, see `PLACES`
+    kept: Tensor  # (B,) int64, tokens of each row; a kernel that changes them writes it
+    most: int  # no row has more
+    stored: torch.dtype
+    int_stored: torch.dtype
+    widths: Array
+    rotation: Tensor | None = None
+    align: int = 1  # keys, values and interaction keys start at multiples of so many bytes
+
+    @classmethod
+    def of(cls, places: Places, align: int = 1) -> DevicePlaces:
+        """The same memory, for kernels that run on the CPU: in Triton's interpreter."""
+        where, kept = torch.from_numpy(places.where), torch.from_numpy(places.kept)
+        most = int(places.kept.max(initial=0))
+        return cls(where, kept, most, *places[2:5], places.rotation, align)
+
+
 class Table(Protocol):
     """Rows of slots, each a token's key, value, interaction key and number."""
 
     @property
     def stored(self) -> Tensor:
         """An empty tensor of the keys' stored dtype, on their device."""
+
+    @property
+    def for_kernels(self) -> bool:
+        """Whether kernels of its device can read it: it has `prepare`, or what GPUs need."""
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
@@ -110,8 +134,13 @@ class Table(Protocol):
         A mask (B, S) over the slots is packed with them.
         """
 
+    def prepare_on_device(
+        self, mask: Tensor | None, room: int = 1
+    ) -> tuple[DevicePlaces, Tensor | None]:
+        """`prepare` for kernels of a GPU, without a wait for it."""
+
     def finish(self) -> None:
-        """Tidy up after a kernel that has changed `Places.kept`."""
+        """Tidy up after a kernel that has changed `kept` of the places."""
 
 
 class Rows(Table, Protocol):
