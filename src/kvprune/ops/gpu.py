@@ -22,9 +22,15 @@ Block: TypeAlias = tl.tensor
 FUSION = {"enable_fp_fusion": True}
 
 
-def jit(kernel: Callable[..., Any] | None = None, **options: Any) -> Any:
+def jit(kernel: Callable[..., Any]) -> Any:
     """`triton.jit`: a kernel to launch as `kernel[grid](...)`, or a function that kernels call."""
-    return triton.jit(kernel, **options)
+    return triton.jit(kernel)
+
+
+def jit_with(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """`jit` with Triton's options, such as `do_not_specialize`."""
+    decorator: Callable[[Callable[..., Any]], Any] = triton.jit(**options)
+    return decorator
 
 
 def cdiv(a: int, b: int) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton.language as tl
 
 from kvprune.ops.decode.table import PLACES
-from kvprune.ops.gpu import Block, jit, jit
+from kvprune.ops.gpu import Block, jit, jit_with
 
 KEYS, VALUES, KEY_SCALE, VALUE_SCALE, KEY_INT, KEY_INT_SCALE, EXTRA, TOKEN, CAPACITY = (
     tl.constexpr(index) for index in range(len(PLACES))
@@ -42,7 +42,7 @@ def loses(
     return (score <= threshold) & (token >= first) & (number - token > recent)
 
 
-@jit(do_not_specialize=["width", "also_width", "protect_first", "protect_recent"])
+@jit_with(do_not_specialize=["width", "also_width", "protect_first", "protect_recent"])
 def attend(
     where: Block, kept: Block, query: Block, key: Block, value: Block, key_scale: Block,
     value_scale: Block, query_int: Block, key_int: Block, key_int_scale: Block, extra: Block,
@@ -185,7 +185,7 @@ def combine(
     tl.store(output + line * DV + dv, out, mask=dv < DV)
 
 
-@jit(do_not_specialize=["width"])
+@jit_with(do_not_specialize=["width"])
 def plan(
     kept: Block, active: Block, dropped: Block, moves: Block, count: Block, width: Block,
     PADDED: tl.constexpr, NEW: tl.constexpr, BLOCK: tl.constexpr,
@@ -224,7 +224,7 @@ def plan(
     tl.store(kept + b, left)
 
 
-@jit(do_not_specialize=["width"])
+@jit_with(do_not_specialize=["width"])
 def move(
     where: Block, moves: Block, count: Block, width: Block,
     H: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, R: tl.constexpr, E: tl.constexpr,
