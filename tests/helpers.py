@@ -1,5 +1,8 @@
 """Inputs, models and masks that several tests share."""
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+
 import torch
 from torch import Tensor
 
@@ -87,3 +90,9 @@ def real_pairs(real: Tensor | None, B: int, T: int) -> Tensor:
 def reading(timeline: Timeline) -> Reading:
     """What a method that looks at positions alone needs to know of a text."""
     return Reading(timeline, timeline.clock.long(), None, None, None, None, {}, None)
+
+
+def in_own_loop(coroutine):
+    """`asyncio.run` in a thread: where browser tests have run, this one has a loop already."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, coroutine).result()

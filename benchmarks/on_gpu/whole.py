@@ -5,8 +5,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import kvprune
-from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache, twin
+from kvprune.evaluate.throughput.decoding import dense_cache, filled_cache
 from kvprune.evaluate.throughput.rigged import steady_votes
+from kvprune.integration.row_lora import twin
 from on_gpu.race import WARM_UP, Contestant, Row, race
 from on_gpu.sizes import Sizes
 

@@ -1,6 +1,5 @@
 """What one replica of several tells of all of them, without Ray."""
 
-import asyncio
 import json
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import pytest
 from http_server import calling, serving, until
 from prometheus_client.parser import text_string_to_metric_families
 
+from helpers import in_own_loop
 from kvprune.serve.fleet import STALE_SECONDS, Report, state_of
 from kvprune.serve.limits import Limits
 from kvprune.serve.metrics import Metrics
@@ -141,17 +141,17 @@ def test_the_board():
     board = Board(lambda: now)
 
     def reports(**options):
-        return asyncio.run(board.reports(**options))
+        return in_own_loop(board.reports(**options))
 
-    asyncio.run(board.put(report("b", status("b", 1))))
+    in_own_loop(board.put(report("b", status("b", 1))))
     now = 2.0
-    asyncio.run(board.put(report("a", status("a", 1))))
+    in_own_loop(board.put(report("a", status("a", 1))))
     now = 3.0
     assert [(r.replica, r.age, r.metrics) for r in reports()] == [("a", 1.0, ()), ("b", 3.0, ())]
     assert all(r.metrics for r in reports(metrics=True))
-    asyncio.run(board.put(report("b", status("b", 4))))
+    in_own_loop(board.put(report("b", status("b", 4))))
     assert [(r.replica, r.age, len(r.state["rows"])) for r in reports()][1] == ("b", 0.0, 4)
-    asyncio.run(board.leave("b"))
+    in_own_loop(board.leave("b"))
     assert [r.replica for r in reports()] == ["a"]
     now = 2.0 + FORGET_SECONDS
     assert reports() == []

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from http_server import events, is_error
 
+from helpers import in_own_loop
 from kvprune.serve.ray import front
 from kvprune.serve.ray.front import MOST_BYTES, SESSION_HEADER, Front, conversation, middlewares
 
@@ -74,7 +75,7 @@ def calls(app, *requests):
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             return [await client.request(method, url, **more) for method, url, more in requests]
 
-    return asyncio.run(run())
+    return in_own_loop(run())
 
 
 def test_the_session_that_a_replica_is_chosen_by():

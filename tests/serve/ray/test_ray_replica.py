@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from helpers import in_own_loop
 from kvprune.errors import PruneError
 from kvprune.serve.ray.options import RayOptions
 from kvprune.serve.ray.replica import Replica, use_cores
@@ -47,20 +48,20 @@ def test_without_the_board_it_speaks_of_itself():
     class Broken:
         reports = SimpleNamespace(remote=lambda metrics: asyncio.sleep(0, result=1 / 0))
 
-    (own,) = asyncio.run(Half(engine(rows=1), Broken()).reports())
+    (own,) = in_own_loop(Half(engine(rows=1), Broken()).reports())
     assert (own.replica, own.pid, own.metrics) == ("aaaa1111", os.getpid(), ())
     assert len(own.state["rows"]) == 1
 
 
 def test_its_own_report_is_of_now():
-    old = asyncio.run(Half(engine(rows=9), None).reports())
+    old = in_own_loop(Half(engine(rows=9), None).reports())
     other = [SimpleNamespace(replica="bbbb2222")]
 
     async def remembered(metrics):
         return [*old, *other]
 
     board = SimpleNamespace(reports=SimpleNamespace(remote=remembered))
-    own, *others = asyncio.run(Half(engine(rows=1), board).reports(metrics=True))
+    own, *others = in_own_loop(Half(engine(rows=1), board).reports(metrics=True))
     assert others == other
     assert (len(own.state["rows"]), own.metrics) == (1, ("families",))
 

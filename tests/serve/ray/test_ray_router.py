@@ -1,12 +1,12 @@
 """Which replica gets a request."""
 
-import asyncio
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 from ray.serve.request_router import ReplicaID
 
+from helpers import in_own_loop
 from kvprune.serve.ray.router import Affinity
 
 
@@ -33,7 +33,7 @@ def chosen(made, session=""):
         metadata=SimpleNamespace(session_id=session, internal_request_id="x"),
         routing_context=SimpleNamespace(should_backoff=False),
     )
-    groups = asyncio.run(made.choose_replicas(list(made._replicas.values()), request))
+    groups = in_own_loop(made.choose_replicas(list(made._replicas.values()), request))
     assert request.routing_context.should_backoff  # or a full replica is asked without a pause
     return [[replica.replica_id.unique_id for replica in group] for group in groups]
 

@@ -107,7 +107,7 @@ def views_of_all(deployment):
     client = deployment.client
     metrics = client.get("/metrics").text
     for replica in both:
-        assert f'kvprune:generation_tokens_total{{replica="{replica}"}}' in metrics
+        assert f'kvprune:generation_tokens_total{{model="tiny",replica="{replica}"}}' in metrics
     threads = [one["threads"] for one in client.get("/health").json()["replicas"]]
     assert threads == [1, 1]
     report = {"kvprune": {"report": True}}
