@@ -194,10 +194,15 @@ def an_engine_stops(deployment):
     answer = deployment.client.post("/v1/completions", json=body, headers=there)
     assert is_error(answer, 503)
     assert "told to stop" in answer.text
-    health = deployment.client.get("/health").json()
-    failures = {one["replica"]: one["failure"] for one in health["replicas"]}
-    assert failures[victim] == "MemoryError: told to stop"
-    assert health["status"] == "degraded"
+
+    def told():
+        """The others know from its next report."""
+        health = deployment.client.get("/health").json()
+        failures = {one["replica"]: one["failure"] for one in health["replicas"]}
+        degraded = health["status"] == "degraded"
+        return degraded and failures.get(victim) == "MemoryError: told to stop"
+
+    until(told, 10)
     deployment.until_two(without=[victim])
 
 
